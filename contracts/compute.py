@@ -1,0 +1,172 @@
+"""Compute ladder, checkpointing, recovery, deployment and tracking, as the run file writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from contracts.base import Strict
+
+__all__ = [
+    "AutoscalingSpec",
+    "CheckpointSpec",
+    "ComputeSpec",
+    "DeploySpec",
+    "EngineSpec",
+    "KeepBestSpec",
+    "LoraAdapterSpec",
+    "RecoverySpec",
+    "Rung",
+    "SmokeTestSpec",
+    "TrackingSpec",
+]
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Rung(Strict):
+    """One entry of the capacity ladder."""
+
+    instance_type: str
+    """SageMaker training instance type."""
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    """Hosts."""
+    spot: bool = True
+    """Managed Spot; false is on demand."""
+    volume_gb: Annotated[int, Field(ge=10, le=16384)] = 500
+    """EBS volume where the type has no NVMe (NVMe types ignore it)."""
+
+
+class ComputeSpec(Strict):
+    """Where the run trains, and for how long at most."""
+
+    ladder: Annotated[tuple[Rung, ...], Field(min_length=1)]
+    """Tried in order when capacity runs out; from the top again after the last."""
+    max_runtime_hours: Annotated[float, Field(gt=0, le=672)] = 72.0
+    """Training time of the whole run, over all attempts."""
+    max_wait_hours: Annotated[float, Field(gt=0, le=720)] | None = None
+    """Waiting for Spot capacity plus training; only with a Spot rung, >= max_runtime_hours."""
+
+
+class KeepBestSpec(Strict):
+    """The checkpoint that pruning never touches."""
+
+    metric: str = "validation/reward"
+    """A metric of the stage, such as `validation/reward` or `validation/loss`."""
+    mode: Literal["max", "min"] = "max"
+
+
+class CheckpointSpec(Strict):
+    """How much work an interruption may cost, and how many checkpoints stay in S3."""
+
+    every_minutes: Annotated[float, Field(gt=0)] = 20.0
+    """At most this long between saves, rounded to whole steps by the measured step time."""
+    keep: Annotated[int, Field(ge=2)] = 3
+    """Complete checkpoints kept; the newest two, the best and named ones are never pruned."""
+    keep_best: KeepBestSpec | None = None
+
+
+class RecoverySpec(Strict):
+    """Budgets of the recovery rules. Capacity waits are bounded by max_wait_hours alone."""
+
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """Infrastructure failures of a stage that are resubmitted."""
+    in_place_wait_minutes: Annotated[float, Field(gt=0)] = 15.0
+    """How long managed Spot may take to restart a job by itself before it is moved."""
+    max_stalled_attempts: Positive = 3
+    """Attempts in a row without a new complete checkpoint before the run fails."""
+
+
+class LoraAdapterSpec(Strict):
+    """One adapter served beside the base model."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    source: str
+    """S3 prefix of the adapter."""
+
+
+class EngineSpec(Strict):
+    """Settings of the serving engine, passed to vLLM under its own names."""
+
+    max_model_len: Positive | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: str | None = None
+    tensor_parallel_size: Positive | None = None
+    """All GPUs of the instance when absent."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    chat_template_file: str | None = None
+    lora_adapters: tuple[LoraAdapterSpec, ...] = ()
+
+
+class AutoscalingSpec(Strict):
+    """Target tracking on invocations per instance and minute."""
+
+    min_instances: Annotated[int, Field(ge=0)] = 1
+    """0 scales to zero, through an inference component."""
+    max_instances: Positive = 2
+    target_invocations_per_minute: Positive = 60
+
+
+class SmokeTestSpec(Strict):
+    """The question asked before the endpoint is announced."""
+
+    prompt: str | None = None
+    """The first validation row's prompt when absent."""
+    max_tokens: Positive = 256
+
+
+class DeploySpec(Strict):
+    """A live endpoint at the end of the run."""
+
+    instance_type: str
+    """SageMaker hosting instance type."""
+    fallback_instance_types: tuple[str, ...] = ()
+    """Tried in order when the first has no capacity."""
+    instance_count: Positive = 1
+    when: Literal["succeeded", "never"] = "succeeded"
+    """`never` keeps the settings for a later `grpohub deploy`."""
+    endpoint_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")] | None = (
+        None
+    )
+    """The run's name when absent; an existing endpoint of ours is updated blue/green."""
+    engine: EngineSpec = EngineSpec()
+    autoscaling: AutoscalingSpec | None = None
+    idle_ttl_hours: Annotated[float, Field(gt=0)] | None = None
+    """Delete the endpoint after this long without a request."""
+    smoke_test: SmokeTestSpec = SmokeTestSpec()
+
+
+class WandbSpec(Strict):
+    """Weights & Biases."""
+
+    project: str
+    entity: str | None = None
+    api_key_secret: str
+    """Secrets Manager id or ARN; resolved in the container."""
+
+
+class MlflowSpec(Strict):
+    """MLflow, SageMaker's managed one included."""
+
+    tracking_uri: str
+    experiment: str
+
+
+class SwanlabSpec(Strict):
+    """SwanLab."""
+
+    project: str
+    api_key_secret: str
+    """Secrets Manager id or ARN; resolved in the container."""
+
+
+class TrackingSpec(Strict):
+    """Where metrics go besides the run's own JSONL in S3."""
+
+    tensorboard: bool = False
+    wandb: WandbSpec | None = None
+    mlflow: MlflowSpec | None = None
+    swanlab: SwanlabSpec | None = None

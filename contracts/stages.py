@@ -1,0 +1,273 @@
+"""Stages of a run: data, prompt, algorithm. Names as TRL, verl and EasyR1 users know them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from contracts.base import Strict
+from contracts.rewards import RewardSpec
+
+__all__ = [
+    "AdvantageName",
+    "AggregationName",
+    "DataSpec",
+    "DynamicSamplingSpec",
+    "GrpoSettings",
+    "GrpoStage",
+    "KlSpec",
+    "LoraSpec",
+    "LossName",
+    "OptimizerSpec",
+    "OverlongSpec",
+    "PromptSpec",
+    "RolloutSpec",
+    "SftSettings",
+    "SftStage",
+    "Stage",
+    "StartFrom",
+    "ValidationSpec",
+]
+
+AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "gdpo"]
+LossName = Literal["ppo_clip", "gspo", "cispo", "sapo"]
+AggregationName = Literal[
+    "token_mean",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+]
+StageName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class StartFrom(Strict):
+    """Weights of an earlier stage of the same run. Optimizer, RNG and data start anew."""
+
+    stage: StageName
+    """Name of an earlier stage."""
+    step: Positive | None = None
+    """A named checkpoint of that stage; its exported model when absent."""
+
+
+class DataSpec(Strict):
+    """Where rows are and which columns matter. jsonl, json or parquet."""
+
+    train: str
+    """`s3://` object or prefix; a local path is uploaded by the client at submit."""
+    validation: str | None = None
+    """Held-out rows; validation is off without it."""
+    problem: str = "problem"
+    """Column with the question (EasyR1 `prompt_key`)."""
+    answer: str | None = "answer"
+    """Column with the reference answer; SFT trains on it, rewards see it as the ground truth."""
+    messages: str | None = None
+    """Column with a chat (list of role/content); instead of `problem` (and, in SFT, `answer`)."""
+    images: str | None = None
+    """Column with images (bytes or paths); checked and carried in the data layer."""
+    shuffle: bool = True
+    """New order each epoch, a pure function of seed and epoch."""
+
+
+class PromptSpec(Strict):
+    """How a row becomes the user message."""
+
+    template_file: str | None = None
+    """Jinja2 file, variable `content` and every column; sandboxed. EasyR1-compatible."""
+    template: str | None = None
+    """The same, inline."""
+    system: str | None = None
+    """System message put before every prompt."""
+    chat_template_file: str | None = None
+    """Jinja2 chat template used instead of the tokenizer's."""
+    max_prompt_length: Positive = 2048
+    """Tokens; longer prompts are filtered with a count, never cut."""
+
+    @model_validator(mode="after")
+    def _one_template(self) -> PromptSpec:
+        if self.template is not None and self.template_file is not None:
+            raise ValueError("give one of `template` and `template_file`")
+        return self
+
+
+class OptimizerSpec(Strict):
+    """AdamW and its schedule."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    betas: Annotated[tuple[float, float], Field()] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after warm-up; `linear` and `cosine` end at `min_lr_ratio` at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class LoraSpec(Strict):
+    """Train a low-rank adapter instead of all weights."""
+
+    rank: Positive = 64
+    alpha: Positive = 64
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+    exclude_modules: str | None = None
+    """Regular expression of module names left alone, such as `.*visual.*`."""
+    export_adapter: bool = False
+    """Export the adapter beside the merged weights."""
+
+
+class ValidationSpec(Strict):
+    """Scoring of held-out rows during training."""
+
+    every_steps: Positive = 10
+    before_train: bool = True
+    max_rows: Positive | None = None
+    """Only the first rows; all when absent."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy (GRPO stages)."""
+
+
+class RolloutSpec(Strict):
+    """How answers are sampled."""
+
+    engine: Literal["auto", "hf", "vllm"] = "auto"
+    """`auto`: vLLM on GPU, Hugging Face generate on CPU."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 keeps every token."""
+    max_response_length: Positive = 2048
+    """Tokens of one answer."""
+    batch_size: Positive = 64
+    """Answers generated at once by the Hugging Face engine."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Share of a GPU that vLLM takes."""
+    tensor_parallel_size: Positive = 1
+    """GPUs of one vLLM engine."""
+    log_samples: Annotated[int, Field(ge=0)] = 16
+    """Completions per step kept as parquet, with per-source rewards; 0 keeps none."""
+
+
+class KlSpec(Strict):
+    """KL to the reference policy (the stage's starting weights)."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    coefficient: Annotated[float, Field(gt=0)] = 0.01
+    placement: Literal["loss", "reward"] = "loss"
+    control: Literal["fixed", "adaptive"] = "fixed"
+    target: Annotated[float, Field(gt=0)] = 0.1
+    """Adaptive control: the KL aimed at."""
+    horizon: Positive = 10000
+    """Adaptive control: samples over which it reacts."""
+
+
+class DynamicSamplingSpec(Strict):
+    """DAPO: drop groups without signal and sample more prompts in their place."""
+
+    max_refills: Annotated[int, Field(ge=1, le=100)] = 4
+    """Further rounds of sampling; afterwards the step trains on what exists, with a metric."""
+    low: float | None = None
+    """Also drop groups whose mean reward is at or below this."""
+    high: float | None = None
+    """Also drop groups whose mean reward is at or above this."""
+
+
+class OverlongSpec(Strict):
+    """DAPO soft overlong punishment, added to the fused reward."""
+
+    buffer: Positive
+    """Tokens before `max_response_length` over which the penalty grows to `penalty`."""
+    penalty: Annotated[float, Field(gt=0)] = 1.0
+
+
+class GrpoSettings(Strict):
+    """The GRPO step."""
+
+    group_size: Annotated[int, Field(ge=2)] = 5
+    """Answers per prompt (TRL `num_generations`, verl `rollout.n`)."""
+    prompts_per_step: Positive = 128
+    """Prompts sampled each step (EasyR1 `rollout_batch_size`)."""
+    mini_batch_prompts: Positive | None = None
+    """Prompts per optimizer update (EasyR1 `global_batch_size`); all of the step when absent."""
+    epochs_per_batch: Positive = 1
+    """Passes over each step's samples (`ppo_epochs`)."""
+    advantage: AdvantageName = "grpo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """By what deviation advantages are divided (`grpo`)."""
+    reward_fusion: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """How sources are combined; `gdpo` implies `normalize_then_sum`."""
+    loss: LossName = "ppo_clip"
+    aggregation: AggregationName = "token_mean"
+    clip_low: Annotated[float, Field(ge=0)] = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """Set above `clip_low` for DAPO clip-higher."""
+    clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bound on the ratio where the advantage is negative (`ppo_clip`); null turns it off."""
+    sapo_tau_positive: Annotated[float, Field(gt=0)] = 1.0
+    sapo_tau_negative: Annotated[float, Field(gt=0)] = 1.05
+    kl: KlSpec | None = KlSpec()
+    """null: no reference model is loaded and no KL computed."""
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    mask_truncated: bool = False
+    """Truncated answers count in the group baseline but carry no loss."""
+    dynamic_sampling: DynamicSamplingSpec | None = None
+    overlong: OverlongSpec | None = None
+
+
+class SftSettings(Strict):
+    """The SFT step."""
+
+    batch_size: Positive = 32
+    """Rows per optimizer update."""
+    max_length: Positive = 4096
+    """Tokens of prompt and answer; longer rows are filtered with a count."""
+
+
+class StageBase(Strict):
+    """What every stage has."""
+
+    name: StageName
+    """Lower case, unique within the run."""
+    start_from: StartFrom | None = None
+    """Absent: the stage before, or the run's model in the first stage."""
+    data: DataSpec
+    prompt: PromptSpec = PromptSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    lora: LoraSpec | None = None
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: Positive = 16384
+    """Tokens of one forward and backward pass on one rank; memory, never mathematics."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; `auto`: bfloat16 on GPU, float32 on CPU. Master weights are float32."""
+    max_steps: Positive | None = None
+    epochs: Positive | None = None
+    """Give `max_steps`, `epochs`, or both (the smaller wins)."""
+    seed: Annotated[int, Field(ge=0)] = 1
+    validation: ValidationSpec = ValidationSpec()
+
+    @model_validator(mode="after")
+    def _ends(self) -> StageBase:
+        if self.max_steps is None and self.epochs is None:
+            raise ValueError("give `max_steps` or `epochs`")
+        return self
+
+
+class SftStage(StageBase):
+    """Supervised fine-tuning: loss on assistant tokens only."""
+
+    method: Literal["sft"]
+    sft: SftSettings = SftSettings()
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-5)
+
+
+class GrpoStage(StageBase):
+    """Group relative policy optimisation with one or more reward sources."""
+
+    method: Literal["grpo"]
+    rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1)]
+    grpo: GrpoSettings = GrpoSettings()
+    rollout: RolloutSpec = RolloutSpec()
+
+
+Stage = Annotated[SftStage | GrpoStage, Field(discriminator="method")]
