@@ -1,7 +1,8 @@
 """What the control plane tells a training job, and how it travels.
 
-SageMaker passes hyperparameters as strings of at most 2500 characters, shows them in events and keeps them
-for ever: so a job gets the *address* of its run file and its own coordinates, never settings and never secrets.
+SageMaker passes hyperparameters as strings of at most 2500 characters, shows them in events and
+keeps them for ever: so a job gets the *address* of its run file and its own coordinates, never
+settings and never secrets.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class AttemptConfig(Strict):
     resume_floor: CheckpointRef | None = None
     """Newest complete checkpoint at submission; the container must find this or a newer one."""
     weights_from: WeightsFrom | None = None
-    """Named checkpoint of an earlier stage; the `model` channel then gives architecture and tokenizer."""
+    """Named checkpoint of an earlier stage; the `model` channel then gives architecture and
+    tokenizer."""
 
     @property
     def layout(self) -> StageLayout:

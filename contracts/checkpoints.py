@@ -1,9 +1,9 @@
 """The checkpoint protocol as pure functions over listings and flags.
 
-S3 has no atomic write over many keys, and SageMaker's own sync copies files one by one in no documented
-order. So a checkpoint is what its *flags* say it is: each host writes `sync_completed_<r>.flag` last, listing
-every file it uploaded. The caller makes one paginated LIST of the checkpoints prefix and reads the flags of
-the candidates; everything else is decided here.
+S3 has no atomic write over many keys, and SageMaker's own sync copies files one by one in no
+documented order. So a checkpoint is what its *flags* say it is: each host writes
+`sync_completed_<r>.flag` last, listing every file it uploaded. The caller makes one paginated LIST
+of the checkpoints prefix and reads the flags of the candidates; everything else is decided here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """(step, generation) of one stage. Orders as the protocol does: highest step, latest generation.
+    """(step, generation) of one stage. Orders as the protocol does: highest step, latest
+    generation.
 
     Generations begin with a UTC time to the microsecond, so their text order is their age.
     """
@@ -155,8 +156,9 @@ def is_complete(
 ) -> CheckpointReport:
     """Judge one checkpoint from what its flags state, never from today's cluster.
 
-    Complete means: flags of hosts 0..num_hosts-1 exist, belong to this run, stage, step and generation, agree on
-    num_hosts, world size and attempt, and every file they list lies under this checkpoint with its size.
+    Complete means: flags of hosts 0..num_hosts-1 exist, belong to this run, stage, step and
+    generation, agree on num_hosts, world size and attempt, and every file they list lies under this
+    checkpoint with its size.
     """
     flags = tuple(sorted(flags, key=lambda flag: flag.host_rank))
     if not flags:
@@ -212,10 +214,12 @@ def _files(
 def complete_checkpoints(
     layout: StageLayout, listing: Listing, read_flag: ReadFlag
 ) -> Iterable[CheckpointReport]:
-    """Reports of all candidates, newest first, lazily: flags of a candidate are read when it is reached.
+    """Reports of all candidates, newest first, lazily: flags of a candidate are read when it is
+    reached.
 
-    ``read_flag(key)`` returns a flag object's body and lets every error but absence propagate: an AccessDenied
-    is not "nothing found". A flag that vanished since the listing (KeyError) counts as missing.
+    ``read_flag(key)`` returns a flag object's body and lets every error but absence propagate: an
+    AccessDenied is not "nothing found". A flag that vanished since the listing (KeyError) counts as
+    missing.
     """
     found = candidates(layout, listing)
     for checkpoint in sorted(found, reverse=True):
@@ -255,11 +259,13 @@ def prune_plan(
     best: CheckpointId | None = None,
     pinned_steps: frozenset[int] = frozenset(),
 ) -> PrunePlan:
-    """What may go: complete checkpoints beyond ``keep``, and leftovers older than the newest complete one.
+    """What may go: complete checkpoints beyond ``keep``, and leftovers older than the newest
+    complete one.
 
-    Never goes: the newest two complete, the best, the newest complete of each pinned step (a later stage
-    starts from it), and anything at or above the newest complete checkpoint, which may still be uploading.
-    Flags go first, so that an interrupted prune leaves data without a blessing, never the reverse.
+    Never goes: the newest two complete, the best, the newest complete of each pinned step (a later
+    stage starts from it), and anything at or above the newest complete checkpoint, which may still
+    be uploading. Flags go first, so that an interrupted prune leaves data without a blessing, never
+    the reverse.
     """
     complete = sorted((report.id for report in reports if report.complete), reverse=True)
     if not complete:

@@ -1,7 +1,7 @@
 """How a container tells the control plane what went wrong, and the exit codes it ends with.
 
-SageMaker copies the first 1024 characters of `/opt/ml/output/failure` into FailureReason. Its first line is for
-the machine, the rest for people.
+SageMaker copies the first 1024 characters of `/opt/ml/output/failure` into FailureReason. Its first
+line is for the machine, the rest for people.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Failure:
 
 
 def parse_failure(reason: str) -> Failure | None:
-    """Our line found anywhere in a FailureReason (SageMaker puts its own words around); None if absent."""
+    """Our line found anywhere in a FailureReason (SageMaker puts its own words around); None if
+    absent."""
     match = _LINE.search(reason)
     if match is None or match["code"].upper() not in ExitCode.__members__:
         return None

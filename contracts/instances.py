@@ -1,7 +1,8 @@
 """SageMaker instance types this hub knows, with what planning and memory estimates need.
 
-Sources: the public EC2 instance type pages and SageMaker's ML instance list. A type that is not here is
-refused with the nearest known name, because a typo is otherwise found only after the queue for capacity.
+Sources: the public EC2 instance type pages and SageMaker's ML instance list. A type that is not
+here is refused with the nearest known name, because a typo is otherwise found only after the queue
+for capacity.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every S3 key and every AWS name of the hub. No other module builds one.
 
-A key built twice is a key built differently once; a double slash makes a complete checkpoint invisible.
+A key built twice is a key built differently once; a double slash makes a complete checkpoint
+invisible.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ __all__ = [
     "StageLayout",
     "attempt_of_job",
     "endpoint_config_name",
-    "join_uri",
     "job_name",
+    "join_uri",
     "model_name",
     "new_run_id",
     "parse_flag_key",
@@ -35,12 +36,13 @@ _FLAG = re.compile(
     r"step-(?P<step>\d{8})/(?P<generation>[^/]+)/sync_completed_(?P<host>\d+)\.flag"
 )
 _HOST = re.compile(
-    r"runs/(?P<run>[^/]+)/stages/(?P<index>\d)-(?P<stage>[^/]+)/hosts/(?P<attempt>\d+)/(?P<host>\d+)\.json"
+    r"runs/(?P<run>[^/]+)/stages/(?P<index>\d)-(?P<stage>[^/]+)/hosts/"
+    r"(?P<attempt>\d+)/(?P<host>\d+)\.json"
 )
 
 
 def new_run_id(name: str, *, now: dt.datetime, token: str) -> str:
-    """`<name>-<yyyymmdd>-<token>`: sorts by day, reads well in the console, at most 46 characters."""
+    """`<name>-<yyyymmdd>-<token>`, at most 46 characters: sorts by day and reads well."""
     run_id = f"{name}-{now:%Y%m%d}-{token}"
     if not _RUN_ID.fullmatch(run_id):
         raise ValueError(f"run id {run_id!r} is not 1 to 46 of a-z, 0-9 and inner hyphens")
@@ -48,7 +50,7 @@ def new_run_id(name: str, *, now: dt.datetime, token: str) -> str:
 
 
 def job_name(run_id: str, stage_index: int, attempt: int) -> str:
-    """Training job name of an attempt (AWS: at most 63 characters, unique per account and region)."""
+    """Training job name of an attempt (AWS: to 63 characters, unique in account and region)."""
     if not 0 <= stage_index <= 9 or not 1 <= attempt <= 9999:
         raise ValueError(f"stage index {stage_index} or attempt {attempt} is out of range")
     return f"{run_id}-{stage_index}-a{attempt:03d}"

@@ -1,7 +1,7 @@
 """What can be known about a user's reward file without running it.
 
-The control plane never executes user code: it reads the syntax tree, and so a typo is found at submit time and
-not after a GPU was paid for.
+The control plane never executes user code: it reads the syntax tree, and so a typo is found at
+submit time and not after a GPU was paid for.
 """
 
 from __future__ import annotations

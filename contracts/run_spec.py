@@ -180,7 +180,8 @@ def _problem(detail: ErrorDetails, document: Any) -> Problem:
 
 
 def _without_tags(location: tuple[int | str, ...], document: Any) -> Iterator[int | str]:
-    """Pydantic puts union tags (`grpo`, `sft`) and branch names into paths; users have no such keys."""
+    """Pydantic puts union tags (`grpo`, `sft`) and branch names into paths; users have no such
+    keys."""
     node = document
     for index, part in enumerate(location):
         last = index == len(location) - 1

@@ -1,13 +1,14 @@
 """States of runs, stages, attempts and endpoints, and which follows which.
 
-Every write to the run table is checked against these tables, so that a late event never rewinds a state.
+Every write to the run table is checked against these tables, so that a late event never rewinds a
+state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = [
     "ATTEMPT_TRANSITIONS",
@@ -89,7 +90,8 @@ class Outcome(StrEnum):
 R, S, A, E = RunState, StageState, AttemptState, EndpointState
 _ACTIVE_RUN = frozenset({R.TRAINING, R.WAITING_CAPACITY, R.WAITING_QUOTA})
 
-# Failed and cancelled runs can be resumed (a redrive or a new execution), hence the ways back to TRAINING.
+# Failed and cancelled runs can be resumed (a redrive or a new execution), hence the ways back to
+# TRAINING.
 RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     R.PENDING: frozenset({R.TRAINING, R.CANCELLING, R.CANCELLED, R.FAILED}),
     R.TRAINING: _ACTIVE_RUN | {R.DEPLOYING, R.SUCCEEDED, R.CANCELLING, R.CANCELLED, R.FAILED},
@@ -140,9 +142,8 @@ class IllegalTransitionError(ValueError):
     def __init__(self, current: State, new: State) -> None:
         self.current, self.new = current, new
         allowed = ", ".join(sorted(_table(current)[current])) or "nothing"
-        super().__init__(
-            f"{type(current).__name__} {current.value} cannot become {new.value}; allowed: {allowed}"
-        )
+        kind = type(current).__name__
+        super().__init__(f"{kind} {current} cannot become {new}; allowed: {allowed}")
 
 
 def check_transition(current: StateT, new: StateT) -> None:
@@ -164,11 +165,12 @@ def is_terminal(state: State) -> bool:
     }  # fmt: skip
 
 
-def _table(state: State) -> Mapping[State, frozenset[State]]:
-    tables: dict[type[State], Mapping[State, frozenset[State]]] = {
+def _table(state: State) -> Mapping[Any, frozenset[Any]]:
+    """The transitions of the state's own kind."""
+    tables: dict[type[State], Mapping[Any, frozenset[Any]]] = {
         RunState: RUN_TRANSITIONS,
         StageState: STAGE_TRANSITIONS,
         AttemptState: ATTEMPT_TRANSITIONS,
         EndpointState: ENDPOINT_TRANSITIONS,
-    }  # type: ignore[dict-item]
+    }
     return tables[type(state)]
