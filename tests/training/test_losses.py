@@ -61,7 +61,7 @@ OURS: dict[str, tuple[str, str, dict, dict]] = {
 
 NOT_OURS = {
     "vespo": "not among the design's losses",
-    "grpo beta .04 bias-corrected": "KL is not weighted by the ratio; on policy the two agree",
+    "grpo beta .04 bias-corrected": "the plain estimator, as in verl and EasyR1",
     "bnpo top_entropy_quantile .5": "no entropy masking in the design",
     "grpo beta .04 plain k3": "tested below, with KL",
     "bnpo entropy_coef .1 minus bnpo": "tested below, with the entropy bonus",
