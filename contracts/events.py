@@ -60,7 +60,7 @@ _ENDPOINT_STATUSES = (
 
 
 def _read_time(value: object) -> object:
-    """Epoch milliseconds (int, float, digits) to UTC; empty text to None; pydantic does the rest."""
+    """Epoch milliseconds (int, float, digits) to UTC; empty text to None; else unchanged."""
     if value == "":
         return None
     if isinstance(value, str) and value.strip().isdigit():
@@ -126,7 +126,7 @@ class SecondaryTransition(_SageMakerDetail):
 
 
 class TrainingJobDetail(_SageMakerDetail):
-    """State of a training job; a subset of DescribeTrainingJob, which the hub asks for the truth."""
+    """State of a training job: a hint; the hub asks DescribeTrainingJob for the truth."""
 
     training_job_name: str
     training_job_arn: str = ""
@@ -331,7 +331,7 @@ def training_job_event(
     region: str = "us-east-1",
     time: dt.datetime | None = None,
 ) -> dict[str, Any]:
-    """The event for a job described as DescribeTrainingJob does (`ResponseMetadata` is left out)."""
+    """The event for a job described as DescribeTrainingJob does, less `ResponseMetadata`."""
     detail = _event_values({k: v for k, v in description.items() if k != "ResponseMetadata"})
     detail["Tags"] = dict(tags or {})
     arn = description.get("TrainingJobArn", "")

@@ -7,12 +7,12 @@ value, reason and fix; the CLI, the API and the container call it and so say the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from contracts.base import Strict
 from contracts.compute import (
@@ -23,8 +23,9 @@ from contracts.compute import (
     TrackingSpec,
 )
 from contracts.instances import INSTANCES
-from contracts.problems import InvalidInputError, Problem, nearest
+from contracts.problems import InvalidInputError, Problem
 from contracts.spec_checks import cross_field_problems
+from contracts.spec_report import dotted, field_report
 from contracts.stages import Stage
 
 __all__ = [
@@ -84,14 +85,18 @@ def load_run_yaml(text: str) -> Any:
         InvalidInputError: when the text is not YAML, naming line and column.
     """
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        return yaml.load(text, Loader=_RunFileLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "(document)"
         problem = Problem(where, error.context, str(error.problem), "Mend the YAML at this place.")
         raise InvalidInputError([problem]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: PyYAML builds dates itself, and 2026-13-01 has no month.
         problem = Problem("(document)", None, str(error), "Send UTF-8 YAML text.")
+        raise InvalidInputError([problem]) from error
+    except RecursionError as error:
+        problem = Problem("(document)", None, "is nested too deeply", "A run file is a few levels.")
         raise InvalidInputError([problem]) from error
 
 
@@ -104,17 +109,13 @@ def parse_run_spec(document: Any) -> RunSpec:
     if not isinstance(document, Mapping):
         problem = Problem("(document)", document, "is not a mapping of keys", "Start with `name:`.")
         raise InvalidInputError([problem])
+    foreign = _not_json(document)
+    if foreign:
+        raise InvalidInputError(foreign)
     try:
-        # JSON mode is strict about scalars yet reads arrays as tuples, which Python mode refuses.
-        text = json.dumps(document, allow_nan=True)
-    except (TypeError, ValueError) as error:
-        problem = Problem("(document)", None, f"holds a value JSON has not: {error}", "Quote it.")
-        raise InvalidInputError([problem]) from error
-    try:
-        spec = RunSpec.model_validate_json(text)
+        spec = _validate(document)
     except ValidationError as error:
-        problems = [_problem(detail, document) for detail in error.errors(include_url=False)]
-        raise InvalidInputError(problems) from error
+        raise InvalidInputError(_all_problems(error, document)) from error
     problems = list(cross_field_problems(spec, known_instances=tuple(INSTANCES)))
     if problems:
         raise InvalidInputError(problems)
@@ -126,113 +127,81 @@ def canonical_json(spec: RunSpec) -> str:
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+def _validate(document: Any) -> RunSpec:
+    # JSON mode is strict about scalars yet reads arrays as tuples, which Python mode refuses.
+    return RunSpec.model_validate_json(json.dumps(document))
+
+
+def _all_problems(error: ValidationError, document: Any) -> list[Problem]:
+    """Field problems, and what can already be said across fields of the document as meant."""
+    report = field_report(error.errors(include_url=False), document, RunSpec.model_json_schema())
+    try:
+        spec = _validate(report.mended)
+    except ValidationError:
+        return list(report.problems)
+    across = cross_field_problems(spec, known_instances=tuple(INSTANCES))
+    sure = [p for p in across if not p.path.startswith(tuple(_related(report.unsure)))]
+    return [*report.problems, *sure]
+
+
+def _related(sections: frozenset[str]) -> Iterator[str]:
+    """Sections whose rules read a doubtful value; limits of time couple two of them."""
+    yield from sections
+    if "compute" in sections:
+        yield "checkpoint"
+
+
+class _RunFileLoader(yaml.SafeLoader):
     """YAML silently lets a later duplicate key win; a setting without effect must be refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            if key in seen:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    key, None, f"key {key!r} appears twice", key_node.start_mark
+                    None, None, f"key `{key_node.value}` appears twice", key_node.start_mark
                 )
-            seen.add(key)
+            seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 
-def _problem(detail: ErrorDetails, document: Any) -> Problem:
-    """A pydantic error as a report line: our words, our paths, the nearest valid key."""
-    location = tuple(_without_tags(detail["loc"], document))
-    path = _dotted(location)
-    kind = detail["type"]
-    value = detail["input"]
-    if kind == "extra_forbidden":
-        valid = _valid_keys(location[:-1])
-        guess = nearest(location[-1], valid)
-        fix = f"Did you mean `{guess}`?" if guess else f"Valid keys: {', '.join(valid)}."
-        return Problem(path, value, f"unknown key `{location[-1]}`", fix)
-    if kind == "missing":
-        return Problem(path, None, "is required", f"Add `{location[-1]}`.")
-    context: dict[str, Any] = detail.get("ctx", {})
-    if kind == "literal_error":
-        options = [
-            part.strip(" '") for part in context["expected"].replace(" or ", ", ").split(",")
-        ]
-        guess = nearest(value, options)
-        fix = f"Did you mean `{guess}`?" if guess else f"Choose one of {', '.join(options)}."
-        return Problem(path, value, "is not one of the valid names", fix)
-    if kind.startswith("union_tag"):
-        return Problem(
-            f"{path}.method", value, "unknown or missing stage method", "Choose `sft` or `grpo`."
-        )
-    if kind == "value_error":
-        return Problem(path, value, str(context["error"]), "Mend this entry.")
-    if kind == "string_pattern_mismatch":
-        return Problem(
-            path,
-            value,
-            "has a character or length that is not allowed",
-            f"It must match {context['pattern']}.",
-        )
-    message = detail["msg"]
-    return Problem(path, value, message[:1].lower() + message[1:], "Correct the value.")
+# YAML 1.1 reads `1e-6` as text because it has no dot; every learning rate is written so.
+_RunFileLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+_MAX_DEPTH = 30
+_MAX_VALUES = 20_000
+"""A run file has a few hundred values; YAML aliases can stand for billions."""
 
 
-def _without_tags(location: tuple[int | str, ...], document: Any) -> Iterator[int | str]:
-    """Pydantic puts union tags (`grpo`, `sft`) and branch names into paths; users have no such
-    keys."""
-    node = document
-    for index, part in enumerate(location):
-        last = index == len(location) - 1
-        if isinstance(node, Mapping):
-            if part not in node and not last:
-                continue
-            if part not in node and last and isinstance(part, str) and part in {"sft", "grpo"}:
-                continue
-            node = node.get(part)
-        elif isinstance(node, list | tuple) and isinstance(part, int):
-            node = node[part] if part < len(node) else None
-        elif not isinstance(part, int):
-            continue
-        yield part
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".") or "(document)"
-
-
-def _valid_keys(location: tuple[int | str, ...]) -> list[str]:
-    """Keys that the models allow at ``location``, found by walking the schema."""
-    schema = RunSpec.model_json_schema()
-    definitions = schema["$defs"]
-    nodes = [schema]
-    for part in location:
-        nodes = [child for node in nodes for child in _children(node, part, definitions)]
-    keys: dict[str, None] = {}
-    for node in nodes:
-        keys.update(dict.fromkeys(node.get("properties", {})))
-    return list(keys)
-
-
-def _children(
-    node: dict[str, Any], part: int | str, definitions: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-    if child is not None:
-        yield from _resolve(child, definitions)
-
-
-def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if "$ref" in node:
-        yield from _resolve(definitions[node["$ref"].rsplit("/", 1)[1]], definitions)
-        return
-    branches = node.get("anyOf") or node.get("oneOf")
-    if branches:
-        for branch in branches:
-            yield from _resolve(branch, definitions)
-        return
-    yield node
+def _not_json(document: Any) -> list[Problem]:
+    """Values that JSON has not, such as YAML's dates, and documents out of all proportion."""
+    problems: list[Problem] = []
+    stack: list[tuple[tuple[int | str, ...], Any]] = [((), document)]
+    count = 0
+    while stack:
+        path, value = stack.pop()
+        count += 1
+        if count > _MAX_VALUES or len(path) > _MAX_DEPTH:
+            reason = f"has more than {_MAX_VALUES} values or {_MAX_DEPTH} levels"
+            return [Problem("(document)", None, reason, "Write a run file without aliases.")]
+        if isinstance(value, Mapping):
+            problems += [
+                Problem(dotted(path), key, "has a key that is not text", "Quote the key.")
+                for key in value
+                if not isinstance(key, str)
+            ]
+            stack += [((*path, str(key)), item) for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            stack += [((*path, index), item) for index, item in enumerate(value)]
+        elif value is not None and not isinstance(value, bool | int | float | str):
+            kind = type(value).__name__
+            problems.append(
+                Problem(dotted(path), str(value), f"is read as a {kind}", "Quote it as text.")
+            )
+    return problems

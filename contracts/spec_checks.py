@@ -12,7 +12,25 @@ from contracts.stages import GrpoStage, SftStage
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
 
-__all__ = ["cross_field_problems", "template_variables"]
+__all__ = ["BUILT_IN_REWARDS", "cross_field_problems", "template_variables"]
+
+BUILT_IN_REWARDS: tuple[str, ...] = (
+    "think_answer_format",
+    "boxed_math",
+    "open_math",
+    "exact_match",
+    "choice",
+    "regex",
+    "json_schema",
+    "numeric_tolerance",
+    "length",
+    "soft_overlong",
+    "cosine_length",
+    "repetition",
+    "grid_navigation",
+    "score_side",
+)
+"""Names of the built-in rewards; a test holds the trainer's registry against this tuple."""
 
 _TEMPLATE_NAME = re.compile(r"\{\{-?\s*([A-Za-z_][A-Za-z0-9_]*)")
 AnyStage = SftStage | GrpoStage
@@ -262,22 +280,3 @@ def _deploy(spec: RunSpec, known: Sequence[str]) -> Iterator[Problem]:
             "adapter name is used twice",
             "Give each adapter its own name.",
         )
-
-
-BUILT_IN_REWARDS: tuple[str, ...] = (
-    "think_answer_format",
-    "boxed_math",
-    "open_math",
-    "exact_match",
-    "choice",
-    "regex",
-    "json_schema",
-    "numeric_tolerance",
-    "length",
-    "soft_overlong",
-    "cosine_length",
-    "repetition",
-    "grid_navigation",
-    "score_side",
-)
-"""Names of the built-in rewards; a test holds the trainer's registry against this tuple."""
