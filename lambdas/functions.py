@@ -1,0 +1,480 @@
+"""Every Lambda function of the control plane as plain data: what it may do, read and be called by.
+
+The CDK app builds functions, roles, rules and routes from this table and holds no second copy of it; tests hold the
+handlers and the state machine against it. Nothing here imports AWS or the CDK.
+
+Placeholders in resources and patterns, filled by the CDK app: `{partition}`, `{region}`, `{account}`, `{table_arn}`,
+`{bucket_arn}`, `{bucket_name}`, `{data_bucket_arns}` (further buckets users read from; each with its `/*` variant where
+the resource ends so; possibly none), `{state_machine_arn}`, `{execution_arns}`, `{training_role_arn}`,
+`{inference_role_arn}`, `{reward_dry_run_arn}`, `{stack_name}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "COMMON_ENVIRONMENT",
+    "ENVIRONMENT",
+    "FUNCTIONS",
+    "STATE_MACHINE_TASKS",
+    "EventRule",
+    "Function",
+    "Permission",
+    "function",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """IAM actions on resources. `reason` explains a wildcard, for cdk-nag."""
+
+    actions: tuple[str, ...]
+    resources: tuple[str, ...]
+    reason: str = ""
+    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventRule:
+    """An EventBridge rule with this function as its target (asynchronous, with a DLQ)."""
+
+    name: str
+    description: str
+    pattern: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One Lambda function; its handler is `lambdas.handlers.<name>.handler`."""
+
+    name: str
+    description: str
+    timeout: int
+    """Seconds."""
+    memory: int
+    """MB."""
+    environment: tuple[str, ...]
+    """Names out of ENVIRONMENT, beside COMMON_ENVIRONMENT."""
+    permissions: tuple[Permission, ...]
+    rules: tuple[EventRule, ...] = ()
+    schedule_minutes: int | None = None
+    """Invoked by a schedule at this period."""
+    routes: tuple[str, ...] = ()
+    """HTTP API route keys, IAM auth."""
+    state_machine_task: bool = False
+    """Invoked by the state machine."""
+
+    @property
+    def handler(self) -> str:
+        return f"lambdas.handlers.{self.name}.handler"
+
+    @property
+    def construct_id(self) -> str:
+        """`prepare_run` -> `PrepareRun`."""
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
+    @property
+    def substitution(self) -> str:
+        """Name of the function's ARN in the state machine's definition."""
+        return f"{self.construct_id}FunctionArn"
+
+
+ENVIRONMENT: Mapping[str, str] = {
+    # Every function (COMMON_ENVIRONMENT).
+    "POWERTOOLS_SERVICE_NAME": "grpohub",
+    "POWERTOOLS_METRICS_NAMESPACE": "GrpoHub",
+    "POWERTOOLS_LOG_LEVEL": "INFO",
+    # What the functions below name.
+    "TABLE_NAME": "The DynamoDB table.",
+    "BUCKET_NAME": "The run bucket.",
+    "STATE_MACHINE_ARN": "The grpo_run state machine.",
+    "TRAINING_IMAGE_URI": "ECR image of the training container.",
+    "TRAINING_ROLE_ARN": "Role of training jobs.",
+    "INFERENCE_IMAGE_URI": "ECR image of the inference container.",
+    "INFERENCE_ROLE_ARN": "Role of endpoints.",
+    "REWARD_DRY_RUN_FUNCTION": "Name of the function that runs reward code.",
+    "KMS_KEY_ARN": "Key for job volumes and output; empty: AWS-managed.",
+    "VPC_SUBNET_IDS": "Comma-separated; empty: jobs and endpoints run outside a VPC.",
+    "VPC_SECURITY_GROUP_IDS": "Comma-separated; goes with VPC_SUBNET_IDS.",
+    "ENCRYPT_INTER_CONTAINER_TRAFFIC": "`true` or `false`.",
+    "STACK_NAME": "Tag value that marks this stack's jobs, models and endpoints.",
+}
+"""Environment variables: constants for the first three, meaning for the rest. No secret is among them."""
+
+COMMON_ENVIRONMENT = (
+    "POWERTOOLS_SERVICE_NAME",
+    "POWERTOOLS_METRICS_NAMESPACE",
+    "POWERTOOLS_LOG_LEVEL",
+)
+
+_TABLE = Permission(
+    (
+        "dynamodb:GetItem", "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem",
+        "dynamodb:Query", "dynamodb:ConditionCheckItem", "dynamodb:TransactWriteItems",
+    ),
+    ("{table_arn}", "{table_arn}/index/*"),
+    "The indexes of the hub's own table.",
+)  # fmt: skip
+_READ_RUNS = Permission(
+    ("s3:GetObject",), ("{bucket_arn}/runs/*",), "Objects of runs are named at run time."
+)
+_WRITE_RUNS = Permission(
+    ("s3:PutObject",), ("{bucket_arn}/runs/*",), "Objects of runs are named at run time."
+)
+_LIST = Permission(("s3:ListBucket",), ("{bucket_arn}",))
+_READ_RECIPES = Permission(
+    ("s3:GetObject",), ("{bucket_arn}/recipes/*",), "Recipes are named by users."
+)
+_LIST_DATA = Permission(("s3:ListBucket",), ("{data_bucket_arns}",))
+_READ_DATA = Permission(
+    ("s3:GetObject",),
+    ("{bucket_arn}/inputs/*", "{bucket_arn}/uploads/*", "{data_bucket_arns}/*"),
+    "Users name their data sets at run time.",
+)
+_JOB_ARN = "arn:{partition}:sagemaker:{region}:{account}:training-job/*"
+_JOB_REASON = "Job names begin with the run id, which is made at run time."
+_DESCRIBE_JOB = Permission(
+    ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags"), (_JOB_ARN,), _JOB_REASON
+)
+_STOP_JOB = Permission(("sagemaker:StopTrainingJob",), (_JOB_ARN,), _JOB_REASON)
+_CREATE_JOB = Permission(
+    ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (_JOB_ARN,), _JOB_REASON
+)
+_TOKENS = Permission(
+    ("states:SendTaskSuccess", "states:SendTaskHeartbeat"),
+    ("{state_machine_arn}",),
+)
+_START = Permission(("states:StartExecution",), ("{state_machine_arn}",))
+_EXECUTIONS = Permission(
+    ("states:DescribeExecution", "states:StopExecution"),
+    ("{execution_arns}",),
+    "Executions are named by run ids.",
+)
+_HOSTING = tuple(
+    f"arn:{{partition}}:sagemaker:{{region}}:{{account}}:{kind}/*"
+    for kind in ("endpoint", "endpoint-config", "model", "inference-component")
+)
+_HOSTING_REASON = "Names begin with names that users choose in run files."
+_DESCRIBE_HOSTING = Permission(
+    (
+        "sagemaker:DescribeEndpoint", "sagemaker:DescribeEndpointConfig",
+        "sagemaker:DescribeModel", "sagemaker:DescribeInferenceComponent", "sagemaker:ListTags",
+    ),
+    _HOSTING,
+    _HOSTING_REASON,
+)  # fmt: skip
+_DELETE_HOSTING = Permission(
+    (
+        "sagemaker:DeleteEndpoint", "sagemaker:DeleteEndpointConfig", "sagemaker:DeleteModel",
+        "sagemaker:DeleteInferenceComponent", "sagemaker:UpdateEndpoint",
+    ),
+    _HOSTING,
+    _HOSTING_REASON,
+)  # fmt: skip
+_SCALING = Permission(
+    (
+        "application-autoscaling:RegisterScalableTarget",
+        "application-autoscaling:PutScalingPolicy",
+        "application-autoscaling:DeregisterScalableTarget",
+    ),
+    ("arn:{partition}:application-autoscaling:{region}:{account}:scalable-target/*",),
+    "The id of a scalable target is made by the service.",
+)
+_INVOKE = Permission(("sagemaker:InvokeEndpoint",), _HOSTING, _HOSTING_REASON)
+_TRAINING_EVENTS = EventRule(
+    "TrainingJobStateChange",
+    "Training jobs of the hub that change state.",
+    {
+        "source": ["aws.sagemaker"],
+        "detail-type": ["SageMaker Training Job State Change"],
+        "detail": {"Tags": {"grpohub:stack": ["{stack_name}"]}},
+    },
+)
+
+
+def _pass_role(role: str) -> Permission:
+    return Permission(
+        ("iam:PassRole",),
+        (role,),
+        conditions={"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+    )
+
+
+def _task(
+    name: str,
+    description: str,
+    *permissions: Permission,
+    environment: tuple[str, ...] = (),
+    timeout: int = 60,
+) -> Function:
+    return Function(
+        name=name,
+        description=description,
+        timeout=timeout,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME", *environment),
+        permissions=(_TABLE, *permissions),
+        state_machine_task=True,
+    )
+
+
+_JOB_SETTINGS = (
+    "TRAINING_IMAGE_URI", "TRAINING_ROLE_ARN", "KMS_KEY_ARN", "VPC_SUBNET_IDS",
+    "VPC_SECURITY_GROUP_IDS", "ENCRYPT_INTER_CONTAINER_TRAFFIC", "STACK_NAME",
+)  # fmt: skip
+_HOSTING_SETTINGS = (
+    "INFERENCE_IMAGE_URI", "INFERENCE_ROLE_ARN", "VPC_SUBNET_IDS", "VPC_SECURITY_GROUP_IDS",
+    "STACK_NAME",
+)  # fmt: skip
+
+FUNCTIONS: tuple[Function, ...] = (
+    Function(
+        name="api",
+        description="The HTTP API.",
+        timeout=29,
+        memory=1024,
+        environment=(
+            "TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN", "TRAINING_IMAGE_URI",
+            "INFERENCE_IMAGE_URI", "REWARD_DRY_RUN_FUNCTION",
+        ),
+        permissions=(
+            _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _START, _EXECUTIONS, _DESCRIBE_JOB, _STOP_JOB,
+            _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING, _INVOKE, _TOKENS,
+            Permission(
+                ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
+                ("{bucket_arn}/recipes/*",),
+                "Recipes are named by users.",
+            ),
+            Permission(
+                ("logs:FilterLogEvents",),
+                (
+                    "arn:{partition}:logs:{region}:{account}:log-group:"
+                    "/aws/sagemaker/TrainingJobs:*",
+                ),
+                "Log streams are named by training jobs.",
+            ),
+            Permission(("lambda:InvokeFunction",), ("{reward_dry_run_arn}",)),
+        ),
+        routes=("ANY /v1/{proxy+}",),
+    ),
+    _task(
+        "prepare_run",
+        "Check the run's inputs and say where the run begins.",
+        _READ_RUNS, _LIST, _LIST_DATA,
+    ),
+    _task(
+        "plan_attempt",
+        "Plan the next training job of the run, or give up.",
+        _READ_RUNS, _LIST,
+    ),
+    _task(
+        "submit_attempt",
+        "Create or adopt the training job and keep the token.",
+        _READ_RUNS, _WRITE_RUNS, _LIST, _CREATE_JOB, _DESCRIBE_JOB, _STOP_JOB, _TOKENS,
+        _pass_role("{training_role_arn}"),
+        environment=_JOB_SETTINGS,
+    ),
+    _task("finish_stage", "Verify a stage's exported model.", _READ_RUNS, _LIST),
+    _task("publish_model", "Publish the last stage's model.", _READ_RUNS, _LIST),
+    _task(
+        "create_model",
+        "Create or adopt the SageMaker model.",
+        _READ_RUNS,
+        Permission(("sagemaker:CreateModel", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON),
+        _DESCRIBE_HOSTING, _pass_role("{inference_role_arn}"),
+        environment=_HOSTING_SETTINGS,
+    ),
+    _task(
+        "create_endpoint_config",
+        "Create or adopt the endpoint configuration.",
+        _READ_RUNS,
+        Permission(
+            ("sagemaker:CreateEndpointConfig", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON
+        ),
+        _DESCRIBE_HOSTING, _pass_role("{inference_role_arn}"),
+        environment=_HOSTING_SETTINGS,
+    ),
+    _task(
+        "create_or_update_endpoint",
+        "Create the endpoint, or update it blue/green.",
+        _READ_RUNS,
+        Permission(
+            ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint", "sagemaker:AddTags"),
+            _HOSTING, _HOSTING_REASON,
+        ),
+        _DESCRIBE_HOSTING, _DELETE_HOSTING,
+        environment=("STACK_NAME",),
+    ),
+    _task(
+        "await_endpoint",
+        "Keep the token until the endpoint is in service or has failed.",
+        _READ_RUNS, _DESCRIBE_HOSTING, _TOKENS,
+    ),
+    _task(
+        "smoke_test",
+        "Ask the endpoint one real question and keep the answer; then set up scaling.",
+        _READ_RUNS, _WRITE_RUNS, _LIST, _READ_DATA, _INVOKE, _DESCRIBE_HOSTING, _SCALING,
+        Permission(
+            ("sagemaker:CreateInferenceComponent", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON
+        ),
+        timeout=600,
+    ),
+    _task("finish_run", "Mark the run succeeded."),
+    _task(
+        "clean_up",
+        "Stop the job, delete half-made endpoints, write down the failure.",
+        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _TOKENS,
+        timeout=120,
+    ),
+    _task("conclude_failure", "Fail the execution with the run's failure; continue it on redrive."),
+    Function(
+        name="on_training_event",
+        description="A training job changed state: look at it and decide.",
+        timeout=60,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME"),
+        permissions=(_TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _STOP_JOB, _TOKENS),
+        rules=(_TRAINING_EVENTS,),
+    ),
+    Function(
+        name="on_endpoint_event",
+        description="An endpoint changed state: look at it and decide.",
+        timeout=60,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME"),
+        permissions=(_TABLE, _READ_RUNS, _DESCRIBE_HOSTING, _DELETE_HOSTING, _TOKENS),
+        rules=(
+            EventRule(
+                "EndpointStateChange",
+                "Endpoints that change state or deployment phase.",
+                {
+                    "source": ["aws.sagemaker"],
+                    "detail-type": [
+                        "SageMaker Endpoint State Change",
+                        "SageMaker Endpoint Deployment State Change",
+                    ],
+                },
+            ),
+        ),
+    ),
+    Function(
+        name="on_spot_warning",
+        description="An EC2 instance will be reclaimed: ask its stage for a checkpoint now.",
+        timeout=30,
+        memory=256,
+        environment=("TABLE_NAME", "BUCKET_NAME"),
+        permissions=(_TABLE, _READ_RUNS, _WRITE_RUNS),
+        rules=(
+            EventRule(
+                "SpotWarning",
+                "EC2 Spot interruption warnings and rebalance recommendations.",
+                {
+                    "source": ["aws.ec2"],
+                    "detail-type": [
+                        "EC2 Spot Instance Interruption Warning",
+                        "EC2 Instance Rebalance Recommendation",
+                    ],
+                },
+            ),
+        ),
+    ),
+    Function(
+        name="on_object_created",
+        description="Checkpoint flags, host reports, uploads and recipes.",
+        timeout=60,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN"),
+        permissions=(
+            _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _READ_RECIPES, _START,
+            Permission(
+                ("s3:GetObject",), ("{bucket_arn}/uploads/*",), "Users name what they upload."
+            ),
+            Permission(
+                ("s3:PutObject",),
+                ("{bucket_arn}/uploads/*.error.json", "{bucket_arn}/recipes/*.error.json"),
+                "The report about a refused upload lies beside it.",
+            ),
+        ),
+        rules=(
+            EventRule(
+                "ObjectCreated",
+                "Flags and host reports of runs, uploads, recipes.",
+                {
+                    "source": ["aws.s3"],
+                    "detail-type": ["Object Created"],
+                    "detail": {
+                        "bucket": {"name": ["{bucket_name}"]},
+                        "object": {
+                            "key": [
+                                {"prefix": "uploads/"},
+                                {"prefix": "recipes/"},
+                                {"wildcard": "runs/*/sync_completed_*.flag"},
+                                {"wildcard": "runs/*/hosts/*.json"},
+                            ]
+                        },
+                    },
+                },
+            ),
+        ),
+    ),
+    Function(
+        name="on_execution_status",
+        description="An execution ended outside our own paths (aborted, timed out): clean up.",
+        timeout=120,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME"),
+        permissions=(
+            _TABLE, _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING,
+            _TOKENS, _EXECUTIONS,
+        ),
+        rules=(
+            EventRule(
+                "ExecutionStatusChange",
+                "Executions of the hub's state machine that end badly.",
+                {
+                    "source": ["aws.states"],
+                    "detail-type": ["Step Functions Execution Status Change"],
+                    "detail": {
+                        "stateMachineArn": ["{state_machine_arn}"],
+                        "status": ["ABORTED", "FAILED", "TIMED_OUT"],
+                    },
+                },
+            ),
+        ),
+    ),
+    Function(
+        name="reconcile",
+        description="Look at everything that is not terminal; finish what an event missed.",
+        timeout=300,
+        memory=512,
+        environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN"),
+        permissions=(
+            _TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING,
+            _DELETE_HOSTING, _SCALING, _TOKENS, _EXECUTIONS, _START,
+            Permission(
+                ("cloudwatch:GetMetricStatistics",),
+                ("*",),
+                "CloudWatch has no resource-level permission for reading metrics.",
+            ),
+        ),
+        schedule_minutes=5,
+    ),
+    Function(
+        name="reward_dry_run",
+        description="Run a user's reward function on samples. Holds no permission but to log.",
+        timeout=25,
+        memory=512,
+        environment=(),
+        permissions=(),
+    ),
+)  # fmt: skip
+
+STATE_MACHINE_TASKS: tuple[Function, ...] = tuple(f for f in FUNCTIONS if f.state_machine_task)
+
+
+def function(name: str) -> Function:
+    """The function called ``name``."""
+    return next(item for item in FUNCTIONS if item.name == name)
