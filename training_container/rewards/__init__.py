@@ -1,0 +1,19 @@
+"""The reward plane: every way a completion can be scored, behind one interface.
+
+```
+interface.py   Sample, RewardRequest, Scores, SourceResult, PlaneResult, the errors
+registry.py    built-in functions by name, their parameters and the catalogue
+builtin/       the built-in functions themselves
+plane.py       RewardPlane: all sources of a stage at once, combined, measured, held to ceilings
+policy.py      a source's raw scores under its `on_error`, and the numbers that are logged
+sources.py     one class per kind of source, and how a run file's entry becomes one
+sandbox.py     pools of killable worker processes (the trainer's side)
+worker.py      the worker process: supervisor and loop
+confine.py     what a worker process takes away from itself
+scorer.py      a loaded function, its results normalised
+user_file.py   a user's Python file: its signature recognised
+wire.py        frames between trainer and worker
+```
+
+Several sources become one reward in `engine/advantages.py` (`fuse_rewards`).
+"""

@@ -1,0 +1,1 @@
+"""The built-in reward functions. Each takes one sample and its checked parameters."""

@@ -1,0 +1,108 @@
+"""Mathematical equality by math-verify.
+
+Runs in worker processes only: math-verify bounds its own time with SIGALRM, which works on a main
+thread and nowhere else (Math-Verify#50, verl#5635: elsewhere every score silently became 0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from contracts.base import Strict
+from training_container.rewards.builtin.extract import boxed, tagged, without_thinking
+from training_container.rewards.interface import GroundTruthError, Sample
+
+__all__ = ["BoxedMath", "OpenMath", "boxed_math", "open_math"]
+
+_PLAIN_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,9})?")
+
+
+class _Math(Strict):
+    precision: Annotated[int, Field(ge=1, le=15)] = 6
+    """Decimal places that must agree."""
+    seconds: Annotated[int, Field(ge=1, le=60)] = 5
+    """Time for one parse or comparison; above it the sample is unscored, not wrong."""
+
+
+class BoxedMath(_Math):
+    """Parameters of `boxed_math`."""
+
+
+class OpenMath(_Math):
+    """Parameters of `open_math`."""
+
+
+def boxed_math(sample: Sample, parameters: BoxedMath) -> float:
+    r"""1 when the last \boxed{…} after the thinking equals the ground truth mathematically, else
+    0; without a box 0."""
+    gold = _gold(sample.ground_truth, parameters.seconds)
+    answer = boxed(without_thinking(sample.completion))
+    if answer is None:
+        return 0.0
+    if _same_number(answer, sample.ground_truth):
+        return 1.0
+    return _equal(gold, f"\\boxed{{{answer}}}", parameters)
+
+
+def open_math(sample: Sample, parameters: OpenMath) -> float:
+    """1 when the last expression after the thinking (in the answer tag if there is one) equals
+    the ground truth mathematically, else 0."""
+    gold = _gold(sample.ground_truth, parameters.seconds)
+    after = without_thinking(sample.completion)
+    answer = tagged(after, "answer")
+    return _equal(gold, after if answer is None else answer, parameters)
+
+
+def _same_number(answer: str, gold: Any) -> bool:
+    left, right = answer.strip(), str(gold).strip()
+    return left == right and _PLAIN_NUMBER.fullmatch(left) is not None
+
+
+def _gold(ground_truth: Any, seconds: int) -> list[Any]:
+    """The reference, parsed. Raises GroundTruthError: the data is at fault, so 0 would be a lie."""
+    text = str(ground_truth).strip()
+    for candidate in (text, f"${text}$"):
+        parsed = _in_time(
+            lambda candidate=candidate: _parse(candidate, seconds), "reading the reference"
+        )
+        if parsed:
+            return parsed
+    raise GroundTruthError(f"no mathematical expression in the reference {text[:200]!r}")
+
+
+def _equal(gold: list[Any], answer: str, parameters: _Math) -> float:
+    from math_verify import verify
+
+    parsed = _in_time(lambda: _parse(answer, parameters.seconds), "reading the answer")
+    if not parsed:
+        return 0.0
+    same = _in_time(
+        lambda: verify(
+            gold,
+            parsed,
+            float_rounding=parameters.precision,
+            timeout_seconds=parameters.seconds,
+            raise_on_error=True,
+        ),
+        "comparing",
+    )
+    return float(bool(same))
+
+
+def _parse(text: str, seconds: int) -> list[Any]:
+    from math_verify import parse
+
+    return list(parse(text, parsing_timeout=seconds, raise_on_error=True))
+
+
+def _in_time(work: Callable[[], Any], what: str) -> Any:
+    from math_verify.errors import TimeoutException
+
+    try:
+        return work()
+    except TimeoutException as error:  # a BaseException, so that nothing swallows it by chance
+        raise TimeoutError(f"math-verify gave up {what}") from error

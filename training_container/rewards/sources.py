@@ -1,0 +1,151 @@
+"""One class per kind of reward source, and how an entry of the run file becomes one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts.reward_files import check_reward_file
+from contracts.rewards import RewardSpec
+from training_container.rewards.interface import (
+    RewardConfigError,
+    RewardRequest,
+    RewardSource,
+    Sample,
+    Scores,
+)
+from training_container.rewards.registry import BuiltIn, built_in
+from training_container.rewards.sandbox import PoolConfig, WorkerPool
+from training_container.rewards.scorer import Scorer
+from training_container.rewards.user_file import UserFunction
+
+__all__ = ["InlineSource", "PoolSource", "SourceContext", "build_source"]
+
+_BUILT_IN_MEMORY_MB = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What the sources of a stage need to know about the job."""
+
+    files: Path = Path()
+    """The folder that `file` paths of the run file are relative to."""
+    columns: tuple[str, ...] = ()
+    """Columns of the dataset."""
+    workers: int = 2
+    """Worker processes per source."""
+    read_paths: tuple[str, ...] = ()
+    """Folders a user's file may read besides its own, such as the data channels."""
+
+
+class InlineSource:
+    """A built-in whose time is bounded by the length of the text: no process is needed."""
+
+    def __init__(self, name: str, score: Callable[[Sample], float | None]) -> None:
+        self.name = name
+        call = lambda one: score(one[0])  # noqa: E731 - the convention of UserFunction
+        self._scorer = Scorer(UserFunction("built_in", True, (), call))
+
+    def prepare(self) -> None:
+        """Nothing to load."""
+
+    def score(self, request: RewardRequest) -> Scores:
+        return Scores.of_outcomes(
+            len(request), [outcome for _, outcome in self._scorer.outcomes(request.samples)]
+        )
+
+    def confinement(self) -> Mapping[str, str]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class PoolSource:
+    """A user's file, or a built-in whose time is not bounded, in worker processes."""
+
+    def __init__(self, name: str, config: PoolConfig) -> None:
+        self.name = name
+        self._pool = WorkerPool(config)
+
+    def prepare(self) -> None:
+        self._pool.prepare()
+
+    def score(self, request: RewardRequest) -> Scores:
+        return self._pool.score(request.samples)
+
+    def confinement(self) -> Mapping[str, str]:
+        return self._pool.confinement
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def build_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
+    """The source a run file's entry describes, not yet prepared. Raises RewardConfigError."""
+    if spec.kind == "file":
+        return _file_source(spec, context)
+    assert spec.function is not None
+    entry = built_in(spec.function)
+    score = entry.bind(spec.parameters)
+    if not entry.isolated:
+        return InlineSource(spec.name, score)
+    return PoolSource(spec.name, _built_in_pool(spec, entry, context))
+
+
+def _built_in_pool(spec: RewardSpec, entry: BuiltIn, context: SourceContext) -> PoolConfig:
+    load = {"function": entry.name, "parameters": dict(spec.parameters)}
+    return PoolConfig(
+        load=load,
+        name=spec.name,
+        workers=context.workers,
+        timeout_seconds=spec.timeout_seconds,
+        memory_mb=max(spec.memory_mb, _BUILT_IN_MEMORY_MB),
+    )
+
+
+def _file_source(spec: RewardSpec, context: SourceContext) -> PoolSource:
+    assert spec.file is not None
+    assert spec.function is not None
+    path = (context.files / spec.file).resolve()
+    if not path.is_file():
+        raise RewardConfigError(f"reward {spec.name!r}: there is no file {spec.file}")
+    source = path.read_bytes()
+    _check_statically(spec, source, context.columns)
+    load: dict[str, Any] = {
+        "file": str(path),
+        "sha256": hashlib.sha256(source).hexdigest(),
+        "function": spec.function,
+        "parameters": dict(spec.parameters),
+        "available": list(context.columns),
+    }
+    config = PoolConfig(
+        load=load,
+        name=spec.name,
+        workers=context.workers,
+        timeout_seconds=spec.timeout_seconds,
+        memory_mb=spec.memory_mb,
+        network=spec.network,
+        read_paths=(str(path.parent), *context.read_paths),
+    )
+    return PoolSource(spec.name, config)
+
+
+def _check_statically(spec: RewardSpec, source: bytes, columns: Sequence[str]) -> None:
+    try:
+        text = source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RewardConfigError(f"{spec.file} is not UTF-8: {error}") from error
+    problems = check_reward_file(
+        text,
+        str(spec.function),
+        path=str(spec.file),
+        columns=columns or None,
+        parameters=list(spec.parameters),
+    )
+    if problems:
+        listed = "; ".join(map(str, problems))
+        raise RewardConfigError(f"reward {spec.name!r}: {listed}")
