@@ -113,7 +113,7 @@ COMMON_ENVIRONMENT = (
 _TABLE = Permission(
     (
         "dynamodb:GetItem", "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem",
-        "dynamodb:Query", "dynamodb:ConditionCheckItem", "dynamodb:TransactWriteItems",
+        "dynamodb:Query", "dynamodb:ConditionCheckItem",
     ),
     ("{table_arn}", "{table_arn}/index/*"),
     "The indexes of the hub's own table.",
@@ -190,7 +190,6 @@ _TRAINING_EVENTS = EventRule(
     {
         "source": ["aws.sagemaker"],
         "detail-type": ["SageMaker Training Job State Change"],
-        "detail": {"Tags": {"grpohub:stack": ["{stack_name}"]}},
     },
 )
 
