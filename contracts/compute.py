@@ -55,6 +55,7 @@ class KeepBestSpec(Strict):
     metric: str = "validation/reward"
     """A metric of the stage, such as `validation/reward` or `validation/loss`."""
     mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller value is better."""
 
 
 class CheckpointSpec(Strict):
@@ -82,6 +83,7 @@ class LoraAdapterSpec(Strict):
     """One adapter served beside the base model."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    """Model name that requests choose the adapter by."""
     source: str
     """S3 prefix of the adapter."""
 
@@ -90,14 +92,21 @@ class EngineSpec(Strict):
     """Settings of the serving engine, passed to vLLM under its own names."""
 
     max_model_len: Positive | None = None
+    """Tokens of prompt and answer together; what the model and memory allow when absent."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; `auto` is the model's own."""
     quantization: str | None = None
+    """A vLLM quantization method, such as `fp8`."""
     tensor_parallel_size: Positive | None = None
     """All GPUs of the instance when absent."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Share of a GPU for weights and KV cache."""
     reasoning_parser: str | None = None
+    """vLLM's parser that splits thoughts from the answer, such as `qwen3`."""
     tool_call_parser: str | None = None
+    """vLLM's parser of tool calls, such as `hermes`."""
     chat_template_file: str | None = None
+    """Jinja2 chat template used instead of the tokenizer's."""
     lora_adapters: tuple[LoraAdapterSpec, ...] = ()
 
 
@@ -107,7 +116,9 @@ class AutoscalingSpec(Strict):
     min_instances: Annotated[int, Field(ge=0)] = 1
     """0 scales to zero, through an inference component."""
     max_instances: Positive = 2
+    """Upper bound of instances."""
     target_invocations_per_minute: Positive = 60
+    """Requests per instance and minute that the number of instances follows."""
 
 
 class SmokeTestSpec(Strict):
@@ -116,6 +127,7 @@ class SmokeTestSpec(Strict):
     prompt: str | None = None
     """The first validation row's prompt when absent."""
     max_tokens: Positive = 256
+    """Tokens of the answer."""
 
 
 class DeploySpec(Strict):
@@ -126,6 +138,7 @@ class DeploySpec(Strict):
     fallback_instance_types: tuple[str, ...] = ()
     """Tried in order when the first has no capacity."""
     instance_count: Positive = 1
+    """Instances at the start; autoscaling moves it afterwards."""
     when: Literal["succeeded", "never"] = "succeeded"
     """`never` keeps the settings for a later `grpohub deploy`."""
     endpoint_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")] | None = (
@@ -143,7 +156,9 @@ class WandbSpec(Strict):
     """Weights & Biases."""
 
     project: str
+    """Project name."""
     entity: str | None = None
+    """Team or user; the key's default when absent."""
     api_key_secret: str
     """Secrets Manager id or ARN; resolved in the container."""
 
@@ -152,13 +167,16 @@ class MlflowSpec(Strict):
     """MLflow, SageMaker's managed one included."""
 
     tracking_uri: str
+    """Address or ARN of the tracking server."""
     experiment: str
+    """Experiment the run is logged in."""
 
 
 class SwanlabSpec(Strict):
     """SwanLab."""
 
     project: str
+    """Project name."""
     api_key_secret: str
     """Secrets Manager id or ARN; resolved in the container."""
 
@@ -167,6 +185,7 @@ class TrackingSpec(Strict):
     """Where metrics go besides the run's own JSONL in S3."""
 
     tensorboard: bool = False
+    """Also write TensorBoard event files beside the metrics."""
     wandb: WandbSpec | None = None
     mlflow: MlflowSpec | None = None
     swanlab: SwanlabSpec | None = None

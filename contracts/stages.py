@@ -95,22 +95,32 @@ class OptimizerSpec(Strict):
     """AdamW and its schedule."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
     betas: Annotated[tuple[float, float], Field()] = (0.9, 0.999)
+    """Decay of the first and second moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after warm-up; `linear` and `cosine` end at `min_lr_ratio` at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up from 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Final learning rate as a share of the peak."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this global norm."""
 
 
 class LoraSpec(Strict):
     """Train a low-rank adapter instead of all weights."""
 
     rank: Positive = 64
+    """Rank of the update."""
     alpha: Positive = 64
+    """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input."""
     target_modules: str | tuple[str, ...] = "all-linear"
+    """Module names, a regular expression, or `all-linear`."""
     exclude_modules: str | None = None
     """Regular expression of module names left alone, such as `.*visual.*`."""
     export_adapter: bool = False
@@ -121,7 +131,9 @@ class ValidationSpec(Strict):
     """Scoring of held-out rows during training."""
 
     every_steps: Positive = 10
+    """Steps between validations."""
     before_train: bool = True
+    """Score the starting weights first."""
     max_rows: Positive | None = None
     """Only the first rows; all when absent."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -134,7 +146,9 @@ class RolloutSpec(Strict):
     engine: Literal["auto", "hf", "vllm"] = "auto"
     """`auto`: vLLM on GPU, Hugging Face generate on CPU."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; log-probabilities are taken at the same one."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 keeps every token."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps every token."""
     max_response_length: Positive = 2048
@@ -153,9 +167,13 @@ class KlSpec(Strict):
     """KL to the reference policy (the stage's starting weights)."""
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimator: k1 is unbiased, k2 has low variance, k3 is both and not negative."""
     coefficient: Annotated[float, Field(gt=0)] = 0.01
+    """Weight of the KL term (its start, with adaptive control)."""
     placement: Literal["loss", "reward"] = "loss"
+    """A term of the loss, or subtracted from the reward token by token."""
     control: Literal["fixed", "adaptive"] = "fixed"
+    """Whether the coefficient follows the measured KL."""
     target: Annotated[float, Field(gt=0)] = 0.1
     """Adaptive control: the KL aimed at."""
     horizon: Positive = 10000
@@ -179,6 +197,7 @@ class OverlongSpec(Strict):
     buffer: Positive
     """Tokens before `max_response_length` over which the penalty grows to `penalty`."""
     penalty: Annotated[float, Field(gt=0)] = 1.0
+    """What an answer of full length loses."""
 
 
 class GrpoSettings(Strict):
@@ -193,22 +212,29 @@ class GrpoSettings(Strict):
     epochs_per_batch: Positive = 1
     """Passes over each step's samples (`ppo_epochs`)."""
     advantage: AdvantageName = "grpo"
+    """How rewards of a group become advantages."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """By what deviation advantages are divided (`grpo`)."""
     reward_fusion: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     """How sources are combined; `gdpo` implies `normalize_then_sum`."""
     loss: LossName = "ppo_clip"
+    """The surrogate objective."""
     aggregation: AggregationName = "token_mean"
+    """How token losses become one number."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
+    """The ratio is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     """Set above `clip_low` for DAPO clip-higher."""
     clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
     """Bound on the ratio where the advantage is negative (`ppo_clip`); null turns it off."""
     sapo_tau_positive: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the SAPO gate where the advantage is positive."""
     sapo_tau_negative: Annotated[float, Field(gt=0)] = 1.05
+    """Temperature of the SAPO gate where the advantage is negative."""
     kl: KlSpec | None = KlSpec()
     """null: no reference model is loaded and no KL computed."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus; 0 has none."""
     mask_truncated: bool = False
     """Truncated answers count in the group baseline but carry no loss."""
     dynamic_sampling: DynamicSamplingSpec | None = None
@@ -236,14 +262,17 @@ class StageBase(Strict):
     optimizer: OptimizerSpec = OptimizerSpec()
     lora: LoraSpec | None = None
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     micro_batch_tokens: Positive = 16384
     """Tokens of one forward and backward pass on one rank; memory, never mathematics."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; `auto`: bfloat16 on GPU, float32 on CPU. Master weights are float32."""
     max_steps: Positive | None = None
+    """Optimizer-visible steps of the stage, counted from 1."""
     epochs: Positive | None = None
     """Give `max_steps`, `epochs`, or both (the smaller wins)."""
     seed: Annotated[int, Field(ge=0)] = 1
+    """Of data order, sampling and initialisation."""
     validation: ValidationSpec = ValidationSpec()
 
     @model_validator(mode="after")
@@ -257,6 +286,7 @@ class SftStage(StageBase):
     """Supervised fine-tuning: loss on assistant tokens only."""
 
     method: Literal["sft"]
+    """Supervised fine-tuning."""
     sft: SftSettings = SftSettings()
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-5)
 
@@ -265,6 +295,7 @@ class GrpoStage(StageBase):
     """Group relative policy optimisation with one or more reward sources."""
 
     method: Literal["grpo"]
+    """Group relative policy optimisation."""
     rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1)]
     grpo: GrpoSettings = GrpoSettings()
     rollout: RolloutSpec = RolloutSpec()
