@@ -348,13 +348,10 @@ FUNCTIONS: tuple[Function, ...] = (
         rules=(
             EventRule(
                 "EndpointStateChange",
-                "Endpoints that change state or deployment phase.",
+                "Endpoints that change state.",
                 {
                     "source": ["aws.sagemaker"],
-                    "detail-type": [
-                        "SageMaker Endpoint State Change",
-                        "SageMaker Endpoint Deployment State Change",
-                    ],
+                    "detail-type": ["SageMaker Endpoint State Change"],
                 },
             ),
         ),
