@@ -152,19 +152,22 @@ def _related(sections: frozenset[str]) -> Iterator[str]:
 
 
 class _RunFileLoader(yaml.SafeLoader):
-    """YAML silently lets a later duplicate key win; a setting without effect must be refused."""
+    """YAML silently lets a later duplicate key win; a setting without effect must be refused.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    Checked when a mapping is composed, because merging (`<<: *base`) legally overrides keys later.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                continue
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key `{key_node.value}` appears twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in seen:
+                    raise yaml.composer.ComposerError(
+                        None, None, f"key `{key_node.value}` appears twice", key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return node
 
 
 # YAML 1.1 reads `1e-6` as text because it has no dot; every learning rate is written so.
