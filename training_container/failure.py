@@ -1,7 +1,8 @@
 """Failures with an exit code, and `/opt/ml/output/failure`.
 
-Any part of the container raises `StageError` with the documented code; the rank that raised leaves a note for
-the supervisor, which decides what the job reports and writes the one file that SageMaker reads.
+Any part of the container raises `StageError` with the documented code; the rank that raised leaves
+a note for the supervisor, which decides what the job reports and writes the one file that
+SageMaker reads.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ class RankFailure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Failure that an exception means. Out-of-memory errors are known by type, the rest is INTERNAL."""
+    """Failure that an exception means. Out-of-memory errors are known by type, the rest is
+    INTERNAL.
+    """
     if isinstance(error, StageError):
         return Failure(error.code, str(error))
-    # torch.OutOfMemoryError derives from RuntimeError; by name, because this module must not import torch.
+    # torch.OutOfMemoryError derives from RuntimeError; by name, because this module must not
+    # import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Failure(ExitCode.OUT_OF_MEMORY, f"{type(error).__name__}: {error}")
     return Failure(ExitCode.INTERNAL, f"{type(error).__name__}: {error}")
@@ -72,7 +76,9 @@ def read_rank_failures(folder: Path) -> list[RankFailure]:
 
 
 def root_cause(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """The failure that caused the others: a lost peer is a consequence, so CLUSTER notes come last."""
+    """The failure that caused the others: a lost peer is a consequence, so CLUSTER notes come
+    last.
+    """
     return min(
         failures, key=lambda note: (note.failure.code is ExitCode.CLUSTER, note.at), default=None
     )

@@ -1,7 +1,7 @@
 """What SageMaker tells a container, read from the files that the platform itself writes.
 
-`SM_HOSTS` and its kin are set by the training toolkit, which this image does not have; the JSON files under
-`/opt/ml/input/config` are the contract.
+`SM_HOSTS` and its kin are set by the training toolkit, which this image does not have; the JSON
+files under `/opt/ml/input/config` are the contract.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class SageMakerEnv:
 def read_sagemaker_env(environ: Mapping[str, str] = os.environ) -> SageMakerEnv:
     """Read the container's surroundings under `SAGEMAKER_BASE_DIR` (default `/opt/ml`).
 
-    Ranks per host are the GPUs that the NVIDIA driver shows, or 1; `GRPOHUB_RANKS_PER_HOST` (the job's
-    Environment map) says otherwise, for CPU hosts with several ranks.
+    Ranks per host are the GPUs that the NVIDIA driver shows, or 1; `GRPOHUB_RANKS_PER_HOST` (the
+    job's Environment map) says otherwise, for CPU hosts with several ranks.
 
     Raises:
         StageError: BAD_INPUT when a file is missing, is not JSON, or contradicts another.
@@ -116,7 +116,8 @@ def _read(path: Path) -> Any:
 def _ranks(environ: Mapping[str, str]) -> int:
     text = environ.get(RANKS_VARIABLE)
     if text is None:
-        # One device file per GPU; asking torch would cost the supervisor an import and a CUDA context.
+        # One device file per GPU; asking torch would cost the supervisor an import and a CUDA
+        # context.
         return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 1
     if not text.isdigit() or not 1 <= int(text) <= 64:
         raise StageError(ExitCode.BAD_INPUT, f"{RANKS_VARIABLE}={text!r} is not 1 to 64")
