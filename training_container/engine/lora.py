@@ -1,0 +1,102 @@
+"""LoRA adapters by peft: put on in place, merged only in copies.
+
+The base weights are never merged into and unmerged from: in low precision that drifts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from contracts.stages import LoraSpec
+
+__all__ = ["adapter_off", "adapter_weights", "add_adapter", "lora_config", "merged_weights", "whole"]
+
+ADAPTER = "default"
+_BASE = ".base_layer."
+_FACTOR = re.compile(rf"(?P<layer>.+)\.lora_(?P<side>[AB])\.{ADAPTER}\.weight")
+
+
+def lora_config(spec: LoraSpec) -> LoraConfig:
+    """peft's own configuration of an adapter."""
+    targets = spec.target_modules
+    return LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        lora_dropout=spec.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        exclude_modules=spec.exclude_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapter(model: PreTrainedModel, spec: LoraSpec) -> None:
+    """Freeze the model and put trainable low-rank factors beside its layers (B starts at 0)."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(lora_config(spec), model, adapter_name=ADAPTER)
+
+
+class adapter_off:  # noqa: N801 - reads as a statement: `with adapter_off(model):`
+    """The model as it was before the adapter, for the reference policy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+    def __enter__(self) -> None:
+        for layer in self.layers:
+            layer.enable_adapters(enabled=False)
+
+    def __exit__(self, *_: object) -> None:
+        for layer in self.layers:
+            layer.enable_adapters(enabled=True)
+
+
+def merged_weights(
+    state: Mapping[str, Tensor], model: nn.Module, spec: LoraSpec | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole weights under their original names, with W + scaling * B A in place of W.
+
+    ``state`` may hold shards (DTensor); ``model`` tells each layer's scaling and orientation.
+    Merging happens in float32.
+    """
+    if spec is None:
+        yield from ((name, whole(weight)) for name, weight in state.items())
+        return
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+    for name, shard in state.items():
+        if _FACTOR.fullmatch(name):
+            continue
+        owner, based, rest = name.partition(_BASE)
+        weight = whole(shard)
+        if based and rest == "weight":
+            layer = layers[owner]
+            a_R_I = whole(state[f"{owner}.lora_A.{ADAPTER}.weight"]).float()
+            b_O_R = whole(state[f"{owner}.lora_B.{ADAPTER}.weight"]).float()
+            delta_O_I = layer.scaling[ADAPTER] * (b_O_R @ a_R_I)
+            if getattr(layer, "fan_in_fan_out", False):
+                delta_O_I = delta_O_I.T
+            weight = (weight.float() + delta_O_I).to(weight.dtype)
+        yield name.replace(_BASE, "."), weight
+
+
+def adapter_weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The factors alone, whole, under the names that a peft adapter file uses."""
+    for name, weight in state.items():
+        match = _FACTOR.fullmatch(name)
+        if match:
+            yield (
+                f"base_model.model.{match['layer']}.lora_{match['side']}.weight",
+                whole(weight).float(),
+            )
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A sharded tensor gathered (a collective); any other as it is. Without gradient history."""
+    return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight.detach()

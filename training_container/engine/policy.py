@@ -1,0 +1,233 @@
+"""The model being trained: loading, sharding, LoRA, forward passes and the optimizer.
+
+Runs under plain torchrun: needs torch, transformers and, for adapters, peft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from contracts.stages import GrpoStage, OptimizerSpec, SftStage
+from training_container.engine.batches import MicroBatch, TokenSequence, micro_batches
+from training_container.engine.distributed import World
+from training_container.engine.errors import DataError, NonFiniteError
+from training_container.engine.lora import add_adapter, merged_weights
+from training_container.engine.scorer import LogProbScorer
+
+__all__ = ["Passes", "Policy", "compute_dtype", "load_model", "shard"]
+
+
+def load_model(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A causal language model in float32 from a Hugging Face folder; nothing is fetched.
+
+    Raises:
+        DataError: when the folder holds no loadable model.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"no causal language model can be loaded from {folder}: {error}") from error
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Type of activations: `auto` is bfloat16 on GPU and float32 on CPU."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype) -> None:
+    """Shard by FSDP2, layer by layer and then the rest, summing gradients over ranks.
+
+    FSDP2 averages by default; our losses are already divided by totals over all ranks. Gloo has no
+    pre-multiplied sum, hence the plain one.
+    """
+    assert world.mesh is not None
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in _layers(scorer.model):
+        fully_shard(layer, mesh=world.mesh, mp_policy=mixed)
+    fully_shard(scorer, mesh=world.mesh, mp_policy=mixed)
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _layers(model: nn.Module) -> Sequence[nn.Module]:
+    """The decoder layers: the list of modules that holds the most weights."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Forward passes of one model over this rank's share of a batch."""
+
+    scorer: LogProbScorer
+    world: World
+    dtype: torch.dtype
+    micro_batch_tokens: int
+
+    def micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
+        """This rank's micro-batches."""
+        return micro_batches(
+            sequences,
+            rank=self.world.rank,
+            ranks=self.world.size,
+            max_tokens=self.micro_batch_tokens,
+            device=self.world.device,
+        )
+
+    def forward(
+        self, micro: MicroBatch, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the micro-batch's targets, N each."""
+        with self._autocast():
+            return self.scorer(
+                micro.ids_B_L,
+                micro.sources_N,
+                micro.targets_N,
+                temperature=temperature,
+                entropy_gradient=entropy_gradient,
+            )
+
+    def log_probs(
+        self, sequences: Sequence[TokenSequence], temperature: float
+    ) -> dict[int, Tensor]:
+        """Log-probs (float32, CPU) of the targets of this rank's share, by sequence index."""
+        found: dict[int, Tensor] = {}
+        self.scorer.eval()
+        with torch.no_grad():
+            for micro in self.micro_batches(sequences):
+                logp_N, _ = self.forward(micro, temperature)
+                rows = micro.rows(micro.spread(logp_N).cpu())
+                found.update(zip(micro.indices, rows, strict=False))
+        return found
+
+    def _autocast(self) -> contextlib.AbstractContextManager[None]:
+        """FSDP2 casts by itself; an unsharded model computes in bfloat16 by autocast."""
+        if self.world.mesh is None and self.dtype != torch.float32:
+            return torch.autocast(self.world.device.type, self.dtype)
+        return contextlib.nullcontext()
+
+
+class Policy:
+    """Weights, optimizer and the passes over token sequences.
+
+    Sequences of a call are the same on every rank; each rank works on its share of them. Gradients
+    of a `backward` call are those of the whole batch, whatever the micro-batches and ranks.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stage: SftStage | GrpoStage,
+        world: World,
+        *,
+        fused: bool = True,
+    ) -> None:
+        self.world = world
+        self.model = model
+        self.lora = stage.lora
+        if stage.lora is not None:
+            add_adapter(model, stage.lora)
+        if stage.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            # Frozen embeddings would otherwise cut the graph before the first recomputed layer.
+            model.enable_input_require_grads()
+        self.scorer = LogProbScorer(model)
+        self.scorer.eval().verify()
+        dtype = compute_dtype(stage.precision, world.device)
+        if world.mesh is not None:
+            shard(self.scorer, world, dtype)
+        self.passes = Passes(self.scorer, world, dtype, stage.micro_batch_tokens)
+        self.trainable = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = _adamw(self.trainable, stage.optimizer, fused=fused)
+
+    @property
+    def module(self) -> nn.Module:
+        """What a checkpoint names weights after: the bare model, not the scorer around it."""
+        return self.model
+
+    def log_probs(
+        self, sequences: Sequence[TokenSequence], *, temperature: float = 1.0
+    ) -> dict[int, Tensor]:
+        """Log-probs (float32, CPU) of the targets of this rank's share, by sequence index."""
+        return self.passes.log_probs(sequences, temperature)
+
+    def backward(
+        self,
+        sequences: Sequence[TokenSequence],
+        loss: Callable[[MicroBatch, Tensor, Tensor], Tensor],
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+    ) -> float:
+        """Add the gradients of the batch; the loss of this rank's share.
+
+        ``loss(micro, logp_B_T, entropy_B_T)`` is the micro-batch's contribution to the loss of the
+        whole batch: contributions add up. A micro-batch without indices must contribute 0.
+
+        Raises:
+            NonFiniteError: before any gradient of the offending micro-batch is taken.
+        """
+        total = 0.0
+        self.scorer.train()
+        for micro in self.passes.micro_batches(sequences):
+            logp_N, entropy_N = self.passes.forward(micro, temperature, entropy_gradient)
+            part = loss(micro, micro.spread(logp_N), micro.spread(entropy_N))
+            value = part.item()
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the loss is {value}")
+            part.backward()
+            total += value
+        return total
+
+    def update(self, learning_rate: float, max_grad_norm: float) -> float:
+        """One optimizer step from the gradients gathered so far; their norm before clipping.
+
+        Raises:
+            NonFiniteError: instead of stepping on a NaN or infinite gradient.
+        """
+        clipped = nn.utils.clip_grad_norm_(self.trainable, max_grad_norm)
+        norm = float(clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped)
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"the gradient norm is {norm}")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights, whole and one after another, adapters merged, under Hugging Face names.
+
+        Gathering a sharded weight is a collective: every rank must consume the iterator.
+        """
+        with torch.no_grad():
+            yield from merged_weights(self.model.state_dict(), self.model, self.lora)
+
+
+def _adamw(trainable: Sequence[nn.Parameter], spec: OptimizerSpec, *, fused: bool) -> AdamW:
+    return AdamW(
+        trainable,
+        lr=spec.learning_rate,
+        betas=spec.betas,
+        weight_decay=spec.weight_decay,
+        fused=fused,
+    )
