@@ -17,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from contracts.failures import ExitCode
+from training_container.failure import StageError
+
 __all__ = ["World", "init_distributed", "single_process"]
 
 T = TypeVar("T")
@@ -51,21 +54,27 @@ class World:
         return [item for part in parts for item in part or []]
 
     def lead(self, work: Callable[[], T]) -> T:
-        """``work()`` done by the leader; its result, or its exception, on every rank.
+        """``work()`` done by the leader; its result on every rank, or a failure on every rank.
 
         Otherwise the others would wait for a leader that has already failed.
         """
         if self.size == 1:
             return work()
         box: list[Any] = [None, None]
+        failure: Exception | None = None
         if self.is_leader:
             try:
                 box[0] = work()
-            except Exception as error:  # noqa: BLE001 - re-raised below, here and on every rank
-                box[1] = error
+            except Exception as error:  # noqa: BLE001 - raised below, here and on every rank
+                failure = error
+                # Not the exception itself: not every one survives pickling.
+                code = error.code if isinstance(error, StageError) else ExitCode.INTERNAL
+                box[1] = (code, f"the leader failed: {type(error).__name__}: {error}")
         dist.broadcast_object_list(box, src=0)
+        if failure is not None:
+            raise failure
         if box[1] is not None:
-            raise box[1]
+            raise StageError(*box[1])
         return box[0]
 
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,14 @@ from transformers import PreTrainedModel
 
 from contracts.stages import LoraSpec
 
-__all__ = ["adapter_off", "adapter_weights", "add_adapter", "lora_config", "merged_weights", "whole"]
+__all__ = [
+    "adapter_off",
+    "adapter_weights",
+    "add_adapter",
+    "lora_config",
+    "merged_weights",
+    "whole",
+]
 
 ADAPTER = "default"
 _BASE = ".base_layer."

@@ -116,9 +116,7 @@ class HfRollout:
         noise_B_T = uniforms(seeds, limit).to(device) if sampling.temperature else None
 
         cache = DynamicCache(config=self.model.config)
-        output = self._forward(
-            ids_P_L, mask_P_L if padded else None, _positions(mask_P_L), cache
-        )
+        output = self._forward(ids_P_L, mask_P_L if padded else None, _positions(mask_P_L), cache)
         cache.batch_select_indices(expand_B)  # answers to one prompt share its prefill
         logits_B_V = output[expand_B]
 

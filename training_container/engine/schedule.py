@@ -32,9 +32,7 @@ class Plan:
         """Whether the stage is over after ``step`` with ``position`` rows drawn."""
         if self.max_steps is not None and step >= self.max_steps:
             return True
-        return self.epochs is not None and (
-            position + self.rows_per_step > self.epochs * self.rows
-        )
+        return self.epochs is not None and (position + self.rows_per_step > self.epochs * self.rows)
 
 
 def plan_steps(stage: SftStage | GrpoStage, rows: int) -> Plan:

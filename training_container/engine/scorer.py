@@ -51,9 +51,7 @@ class LogProbScorer(nn.Module):
             return _score(hidden_N_H, targets_N, *arguments)
         parts = [
             checkpoint(_score, hidden, targets, *arguments, use_reentrant=False)
-            for hidden, targets in zip(
-                hidden_N_H.split(chunk), targets_N.split(chunk), strict=True
-            )
+            for hidden, targets in zip(hidden_N_H.split(chunk), targets_N.split(chunk), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
