@@ -1,0 +1,319 @@
+"""Corrections to moto 5.2.5 that the embedded mode needs, each one a named function with its own
+proof.
+
+moto runs state machines for real, but differs from AWS in places that a control plane leans on.
+Each function below changes one behaviour, says which, and has a test of its own that fails without
+it (tests/e2e/test_moto_patches.py). The patches replace attributes of moto's classes, so they are
+made once per process and stay.
+"""
+
+import datetime
+import json
+import threading
+import uuid
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+ExecutionListener = Callable[[Any], None]
+ObjectListener = Callable[[str, str], None]
+ObjectCreatedListener = Callable[[str, Any, Any], None]
+
+
+# The `reason` of S3's 'Object Created' event, by the name that moto gives the operation.
+_REASONS = {
+    "s3:ObjectCreated:Put": "PutObject",
+    "s3:ObjectCreated:Post": "POST Object",
+    "s3:ObjectCreated:Copy": "CopyObject",
+    "s3:ObjectCreated:CompleteMultipartUpload": "CompleteMultipartUpload",
+}
+
+
+class Hooks:
+    """What the patched moto calls out to; one LocalCloud at a time fills it and empties it
+    again.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all listeners and run waits at their real length."""
+        self.execution_changed: list[ExecutionListener] = []
+        self.object_changed: list[ObjectListener] = []
+        self.object_created: list[ObjectCreatedListener] = []
+        self.wait_speed = 1.0
+
+
+hooks = Hooks()
+
+
+def create_machines_in_executing_backend() -> None:
+    """CloudFormation put state machines into the backend that cannot run them."""
+    import moto.stepfunctions.models as plain
+    import moto.stepfunctions.parser.models as executing
+
+    plain.stepfunctions_backends = executing.stepfunctions_parser_backends  # type: ignore[assignment]
+
+
+def name_unnamed_executions() -> None:
+    """An execution started without a name was called None, and the second of them was refused."""
+    from moto.stepfunctions.parser.models import StepFunctionsParserBackend as Backend
+
+    start = Backend.start_execution
+
+    def start_execution(self: Any, arn: str, name: str | None = None, *args: Any) -> Any:
+        return start(self, arn, name or str(uuid.uuid4()), *args)
+
+    Backend.start_execution = start_execution  # type: ignore[method-assign,assignment]
+
+
+def keep_failure_cause() -> None:
+    """SendTaskFailure lost its `cause`."""
+    from moto.core.responses import EmptyResult
+    from moto.stepfunctions.responses import StepFunctionResponse
+
+    def send_task_failure(self: Any) -> Any:
+        self.stepfunction_backend.send_task_failure(
+            self._get_param("taskToken"),
+            error=self._get_param("error"),
+            cause=self._get_param("cause"),
+        )
+        return EmptyResult()
+
+    StepFunctionResponse.send_task_failure = send_task_failure  # type: ignore[method-assign]
+
+
+def ignore_executions_without_environment() -> None:
+    """A token sent while another execution was just starting (or restored from disk) was an
+    internal error.
+    """
+    from moto.stepfunctions.parser.models import StepFunctionsParserBackend as Backend
+
+    listed = Backend._get_executions
+
+    def get_executions(self: Any, status: Any = None) -> list[Any]:
+        running = (e for e in listed(self, status) if e.exec_worker is not None)
+        return [e for e in running if e.exec_worker.env is not None]
+
+    Backend._get_executions = get_executions  # type: ignore[method-assign]
+
+
+def stop_waiting_executions() -> None:
+    """StopExecution left an execution that waits for a task token RUNNING, and lost `error` and
+    `cause`.
+    """
+    from moto.core.responses import ActionResult
+    from moto.stepfunctions.parser.api import ExecutionStatus
+    from moto.stepfunctions.parser.backend import execution as executions
+    from moto.stepfunctions.responses import StepFunctionResponse
+
+    stop = executions.Execution.stop
+    reflect = executions.BaseExecutionWorkerCommunication._reflect_execution_status
+
+    def stop_and_wake(self: Any, stop_date: Any, error: Any = None, cause: Any = None) -> None:
+        why = getattr(self, "stop_reason", ("", ""))
+        self.stop_reason = (error or why[0], cause or why[1])
+        stop(self, stop_date=stop_date, error=error, cause=cause)
+        env = self.exec_worker and self.exec_worker.env
+        for endpoint in list(env.callback_pool_manager._pool.values()) if env else []:
+            endpoint.interrupt_all()
+
+    def reflect_stop(self: Any) -> None:
+        reflect(self)
+        if hasattr(self.execution, "stop_reason"):
+            # An interrupted callback surfaces as a failed task; the execution was stopped all the
+            # same.
+            self.execution.exec_status = ExecutionStatus.ABORTED
+            error, cause = self.execution.stop_reason
+            self.execution.error, self.execution.cause = error or None, cause or None
+
+    def stop_execution(self: Any) -> Any:
+        execution = self.stepfunction_backend.describe_execution(self._get_param("executionArn"))
+        stop_date = datetime.datetime.now(tz=datetime.UTC)
+        if execution.status == "RUNNING":
+            execution.stop(stop_date, self._get_param("error"), self._get_param("cause"))
+        return ActionResult({"stopDate": execution.stop_date or stop_date})
+
+    executions.Execution.stop = stop_and_wake  # type: ignore[method-assign]
+    executions.BaseExecutionWorkerCommunication._reflect_execution_status = reflect_stop  # type: ignore[method-assign]
+    StepFunctionResponse.stop_execution = stop_execution  # type: ignore[method-assign]
+
+
+def write_dates_as_text() -> None:
+    """Dates in an SDK result, or `$$.Execution.StartTime`, broke the execution; AWS writes them as
+    ISO text.
+    """
+    from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
+        state_task_service_aws_sdk as sdk,
+    )
+    from moto.stepfunctions.parser.backend.execution import Execution
+
+    evaluate = sdk.StateTaskServiceAwsSdk._eval_service_task
+    details = Execution.get_start_execution_details
+
+    def eval_service_task(self: Any, env: Any, *args: Any, **kwargs: Any) -> None:
+        evaluate(self, env, *args, **kwargs)
+        env.stack[-1] = json.loads(json.dumps(env.stack[-1], default=_iso))
+
+    def get_start_execution_details(self: Any) -> Any:
+        started = details(self)
+        started.start_time = _iso(started.start_time)
+        return started
+
+    sdk.StateTaskServiceAwsSdk._eval_service_task = eval_service_task  # type: ignore[method-assign]
+    Execution.get_start_execution_details = get_start_execution_details  # type: ignore[method-assign]
+
+
+def spell_sagemaker_errors() -> None:
+    """Errors of aws-sdk:sagemaker tasks were spelt `sagemaker.…`; AWS spells them `SageMaker.…`."""
+    from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
+        state_task_service_aws_sdk as sdk,
+    )
+
+    sdk._SERVICE_ERROR_NAMES["sagemaker"] = "SageMaker"
+
+
+def announce_executions() -> None:
+    """Starts and ends of executions were silent; AWS sends 'Step Functions Execution Status
+    Change'.
+    """
+    from moto.stepfunctions.parser.backend import execution as executions
+
+    start = executions.Execution.start
+    reflect = executions.BaseExecutionWorkerCommunication._reflect_execution_status
+
+    def start_and_tell(self: Any) -> None:
+        start(self)
+        _tell(hooks.execution_changed, self)
+
+    def reflect_and_tell(self: Any) -> None:
+        reflect(self)
+        _tell(hooks.execution_changed, self.execution)
+
+    executions.Execution.start = start_and_tell  # type: ignore[method-assign]
+    executions.BaseExecutionWorkerCommunication._reflect_execution_status = reflect_and_tell  # type: ignore[method-assign]
+
+
+def scale_waits() -> None:
+    """Wait states and Retry intervals divide by `hooks.wait_speed`, so that hours pass in
+    minutes.
+    """
+    import time
+
+    from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
+    from moto.stepfunctions.parser.asl.component.state.wait.wait_function.wait_function import (
+        WaitFunction,
+    )
+
+    def wait_interval(_: Any, env: Any, wait_seconds: float) -> None:
+        deadline = time.monotonic() + wait_seconds / hooks.wait_speed
+        while env.is_running() and (left := deadline - time.monotonic()) > 0:
+            env.program_state_event.wait(left)
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds / hooks.wait_speed)
+
+    WaitFunction._wait_interval = wait_interval  # type: ignore[method-assign,assignment]
+    retrier_decl.time = SimpleNamespace(sleep=sleep)  # type: ignore[assignment]
+
+
+def reuse_clients() -> None:
+    """Every task built a new boto3 client, which was half of the time an execution took."""
+    import boto3
+    from moto.stepfunctions.parser.asl.utils import boto_client
+
+    clients: dict[tuple[str, ...], Any] = {}
+    building = threading.Lock()
+
+    def client(**kwargs: Any) -> Any:
+        if "endpoint_url" not in kwargs:
+            return boto3.client(**kwargs)  # mock_aws is active: its clients die with it
+        key = (kwargs["service_name"], kwargs["region_name"], kwargs["endpoint_url"])
+        with building:
+            if key not in clients:
+                clients[key] = boto3.client(**kwargs)
+            return clients[key]
+
+    boto_client.boto3 = SimpleNamespace(client=client)  # type: ignore[assignment]
+
+
+def report_object_creation() -> None:
+    """S3's EventBridge events all had one id, came twice for a multipart upload, and said so for
+    every tagging.
+    """
+    from moto.s3 import notifications
+
+    send = notifications.send_event
+
+    def send_event(account_id: str, event_name: Any, bucket: Any, key: Any) -> None:
+        if not hooks.object_created:
+            send(account_id, event_name, bucket, key)
+            return
+        kind = str(event_name.value)
+        inside_multipart = kind == "s3:ObjectCreated:Put" and key.multipart is not None
+        if kind.startswith("s3:ObjectCreated:") and not inside_multipart:
+            for listener in hooks.object_created:
+                listener(_REASONS[kind], bucket, key)
+
+    notifications.send_event = send_event
+
+
+def observe_objects() -> None:
+    """Objects live in memory only; the mirror on disk needs to hear of every write and delete."""
+    from moto.s3.models import S3Backend
+
+    put, delete = S3Backend.put_object, S3Backend.delete_object
+
+    def put_object(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
+        written = put(self, bucket_name, key_name, *args, **kwargs)
+        for listener in hooks.object_changed:
+            listener(bucket_name, key_name)
+        return written
+
+    def delete_object(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
+        deleted = delete(self, bucket_name, key_name, *args, **kwargs)
+        for listener in hooks.object_changed:
+            listener(bucket_name, key_name)
+        return deleted
+
+    S3Backend.put_object = put_object  # type: ignore[method-assign]
+    S3Backend.delete_object = delete_object  # type: ignore[method-assign]
+
+
+# `announce_executions` wraps what `stop_waiting_executions` corrected, so the order matters.
+ALL: tuple[Callable[[], None], ...] = (
+    create_machines_in_executing_backend,
+    name_unnamed_executions,
+    keep_failure_cause,
+    ignore_executions_without_environment,
+    stop_waiting_executions,
+    write_dates_as_text,
+    spell_sagemaker_errors,
+    announce_executions,
+    scale_waits,
+    reuse_clients,
+    report_object_creation,
+    observe_objects,
+)
+
+_applied: set[str] = set()
+
+
+def apply(*, without: str | None = None) -> None:
+    """Make every patch (once per process); `without` leaves one out, to show what it is for."""
+    for patch in ALL:
+        if patch.__name__ not in _applied and patch.__name__ != without:
+            patch()
+            _applied.add(patch.__name__)
+
+
+def _tell(listeners: list[ExecutionListener], execution: Any) -> None:
+    for listener in listeners:
+        listener(execution)
+
+
+def _iso(value: Any) -> str:
+    if isinstance(value, datetime.datetime | datetime.date):
+        return value.isoformat()
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
