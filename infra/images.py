@@ -1,0 +1,34 @@
+"""The two container images as CDK assets. Synth only fingerprints their sources; `cdk deploy` builds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aws_cdk import aws_ecr_assets as ecr_assets
+from constructs import Construct
+
+from infra.bundle import staged_folder
+
+__all__ = ["container_image"]
+
+COMMON_SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "contracts")
+
+
+def container_image(
+    scope: Construct, id: str, *, package: str, base_image: str
+) -> ecr_assets.DockerImageAsset:
+    """The image of a container package.
+
+    The build context looks like the repository's root with only that package and `contracts` in it, so
+    `docker build -f <package>/Dockerfile .` in a checkout builds the same image.
+    """
+    context: Path = staged_folder(f"image-{package}", (*COMMON_SOURCES, package))
+    return ecr_assets.DockerImageAsset(
+        scope,
+        id,
+        directory=str(context),
+        file=f"{package}/Dockerfile",
+        build_args={"BASE_IMAGE": base_image},
+        # SageMaker's GPU instances are x86_64, whatever machine builds the image.
+        platform=ecr_assets.Platform.LINUX_AMD64,
+    )
