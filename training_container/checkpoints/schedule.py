@@ -100,10 +100,12 @@ class Interval:
 
     def due(self, now: float, step_seconds: float) -> bool:
         """Whether waiting for one more step would exceed the interval."""
-        # The newest step counts as much as all before: step time drifts with answer length.
+        # The newest step counts as much as all before, for step time drifts with answer length;
+        # the longer of the two is expected next.
         known = self._step_seconds
         self._step_seconds = step_seconds if known == 0 else (known + step_seconds) / 2
-        return now - self._last_save + self._step_seconds > self.seconds
+        expected = max(step_seconds, self._step_seconds)
+        return now - self._last_save + expected > self.seconds
 
     def saved(self, now: float) -> None:
         self._last_save = now
