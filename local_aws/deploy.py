@@ -190,6 +190,8 @@ class Deployer:
         properties = resource.setdefault("Properties", {})
         if resource["Type"] == "AWS::Lambda::Function":
             properties.pop("Layers", None)
+        if resource["Type"] == "AWS::IAM::Role":
+            properties.pop("ManagedPolicyArns", None)  # nothing is enforced, and they load slowly
         if resource["Type"] == "AWS::S3::Bucket":
             properties.pop("NotificationConfiguration", None)
         if resource["Type"] == "AWS::StepFunctions::StateMachine":

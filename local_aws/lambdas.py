@@ -176,7 +176,7 @@ class _Worker:
         time.sleep(_WATCH_SECONDS)  # the last lines are still on their way through the pipe
         # The runtime client logs "[ERROR] <type>: <message>" before it exits on a failed import.
         for line in reversed(self._tail):
-            if found := re.match(r"\[ERROR\] ([\w.]+): (.*)", line):
+            if found := re.match(r"\[ERROR\] ([\w.]+): ([^\r]*)", line):
                 return _failure(found[1], found[2])
         text = f"RequestId: {invocation.id} Error: Runtime exited with error: exit status {status}"
         return _failure("Runtime.ExitError", text)

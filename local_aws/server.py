@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -148,7 +149,8 @@ class LocalCloud:
         # moto's interpreter finds the services it calls by this variable.
         cleanup.enter_context(_variable("MOTO_PORT", str(self.site.port)))
         self._connect(front)
-        threading.Thread(target=server.serve_forever, name="front", daemon=True).start()
+        serve = partial(server.serve_forever, poll_interval=0.1)
+        threading.Thread(target=serve, name="front", daemon=True).start()
         cleanup.callback(server.shutdown)
         if self._assembly is not None:
             deployer = Deployer(self.site, self.lambdas, self.bus, self.api, self._images)
@@ -206,10 +208,8 @@ class LocalCloud:
 def _configure_moto() -> None:
     from moto.core.config import default_user_config
 
-    # Waiting for one another to load does not matter here; each is read at a service's first use.
     default_user_config["stepfunctions"] = {"execute_state_machine": True}
     default_user_config["lambda"] = {"use_docker": False}
-    default_user_config["iam"] = {"load_aws_managed_policies": True}
     for name in ("moto", "werkzeug"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
