@@ -1,0 +1,325 @@
+"""Commands that send something: submit, upload, recipes, rewards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from botocore.exceptions import ClientError
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from client.columns import DataError, first_rows
+from client.console import (
+    EXIT_FAILED,
+    EXIT_INVALID,
+    err,
+    out,
+    problem_table,
+    reported_errors,
+    show_json,
+    state_of,
+)
+from client.hub import Hub
+from client.render import duration_text
+from client.run_commands import show_run
+from client.run_files import PreparedRun, prepare
+from client.upload import Progress as Told
+from client.upload import Uploader, content_sha256, input_key
+from client.watch import Watch, exit_code
+from contracts.api import RewardTestView, RunView
+from contracts.layout import join_uri, upload_error_key
+from contracts.problems import InvalidInputError, Problem
+from contracts.stages import GrpoStage
+
+__all__ = ["app"]
+
+app = typer.Typer()
+recipes = typer.Typer(help="Run files that an uploaded data file starts.", no_args_is_help=True)
+rewards = typer.Typer(help="Built-in rewards, and dry runs of your own.", no_args_is_help=True)
+app.add_typer(recipes, name="recipes")
+app.add_typer(rewards, name="rewards")
+
+RunFile = Annotated[Path, typer.Argument(help="A run file.")]
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    file: RunFile,
+    wait: Annotated[bool, typer.Option(help="Watch until it ends; exit code as `watch`.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be sent, and what the hub thinks of it."),
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same key and file give one run.")
+    ] = None,
+) -> None:
+    """Check a run file, upload what it names, and start the run."""
+    state = state_of(context)
+    with reported_errors(), state.hub() as hub:
+        if dry_run:
+            _dry_run(hub, prepare(file), as_json=state.as_json)
+            return
+        with _progress_bar() as told:
+            run = hub.submit(file, progress=told, idempotency_key=key)
+        if state.as_json and not wait:
+            show_json(run)
+            return
+        out.print(f"[green]started[/green] {run.run_id}")
+        if not wait:
+            out.print(f"grpohub watch {run.run_id}")
+            return
+        run = Watch(hub, run.run_id, out).follow()
+    show_run(run)
+    raise typer.Exit(exit_code(run))
+
+
+def _dry_run(hub: Hub, prepared: PreparedRun, *, as_json: bool) -> None:
+    """Resolve a run as `submit` would, and have the hub validate it; nothing is sent but text."""
+    bucket = hub.info().bucket
+    uris = {
+        source: join_uri(
+            bucket, input_key(source.path.resolve(), content_sha256(source.path.resolve()))
+        )
+        for source in prepared.uploads()
+    }
+    verdict = hub.validate(prepared.with_sources(uris), prepared.files)
+    if as_json:
+        show_json(verdict)
+    elif verdict.valid:
+        for source, uri in uris.items():
+            out.print(f"would upload {escape(str(source.path))} to {uri}")
+        for name in prepared.files:
+            out.print(f"would send {escape(name)}")
+        print(json.dumps(verdict.spec, indent=2, ensure_ascii=False))
+    else:
+        err.print(
+            problem_table([Problem(p.path, p.value, p.reason, p.fix) for p in verdict.problems])
+        )
+    if not verdict.valid:
+        raise typer.Exit(EXIT_INVALID)
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Told]:
+    """A bar for each upload; nothing where standard error is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def told(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(f"upload {name}", total=total)
+            bars.update(tasks[name], completed=done)
+
+        yield told
+
+
+@app.command()
+def upload(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A data file for a recipe, or a run.yaml.")],
+    recipe: Annotated[
+        str | None, typer.Option(help="Registered recipe that this data starts.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the run that this starts; 0: none.")
+    ] = 60,
+) -> None:
+    """Put a file into the hub's inbox, which starts a run by itself.
+
+    A data file needs --recipe; a file named run.yaml carries its own settings, whose data and
+    models must be in S3.
+    """
+    if recipe is None and file.name != "run.yaml":
+        err.print("[red]a data file needs --recipe; only a run.yaml starts a run on its own[/red]")
+        raise typer.Exit(EXIT_INVALID)
+    folder = recipe if recipe is not None else f"{file.resolve().parent.name}-{time.time_ns():x}"
+    key = f"uploads/{folder}/{file.name}"
+    with reported_errors(), state_of(context).hub() as hub:
+        if not file.is_file():
+            problem = Problem(str(file), None, "is no file", "Name a file on this machine.")
+            raise InvalidInputError([problem], subject="upload")
+        bucket = hub.info().bucket
+        s3: Any = hub.settings.aws("s3")
+        known = {run.run_id for run in hub.runs(limit=50)}
+        with _progress_bar() as told:
+            Uploader(s3, bucket, told).put(file, key, always=True)
+        out.print(f"uploaded {join_uri(bucket, key)}")
+        if wait:
+            run = _started_by(hub, s3, bucket, key, known, wait)
+            out.print(f"[green]started[/green] {run.run_id}")
+
+
+def _started_by(
+    hub: Hub, s3: Any, bucket: str, key: str, known: set[str], seconds: float
+) -> RunView:
+    """The run that an upload started. Exits with the hub's report when it was refused."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for summary in hub.runs(limit=50):
+            if summary.run_id not in known:
+                run = hub.run(summary.run_id)
+                if key in run.source:
+                    return run
+                known.add(summary.run_id)
+        try:
+            report = s3.get_object(Bucket=bucket, Key=upload_error_key(key))["Body"].read()
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
+                raise
+        else:
+            err.print(f"[red]refused[/red]: {join_uri(bucket, upload_error_key(key))}")
+            err.print(escape(report.decode()))
+            raise typer.Exit(EXIT_INVALID)
+        time.sleep(1)
+    err.print(f"no run has started within {seconds:g} s; look at `grpohub list`")
+    raise typer.Exit(EXIT_FAILED)
+
+
+@recipes.command("put")
+def put_recipe(context: typer.Context, name: str, file: RunFile) -> None:
+    """Register a run file: data uploaded with --recipe NAME replaces its first stage's data."""
+    with reported_errors(), state_of(context).hub() as hub:
+        prepared = prepare(file)
+        with _progress_bar() as told:
+            uploader = Uploader(hub.settings.aws("s3"), hub.info().bucket, told)
+            uris = {source: uploader.upload(source) for source in prepared.uploads()}
+        # JSON is YAML, and the rewritten addresses are data, not the file's text.
+        text = json.dumps(prepared.with_sources(uris), indent=2, ensure_ascii=False)
+        hub.put_recipe(name, text, prepared.files)
+    out.print(f"[green]registered[/green] {escape(name)}")
+
+
+@recipes.command("list")
+def list_recipes(context: typer.Context) -> None:
+    """Names of the registered recipes."""
+    with reported_errors(), state_of(context).hub() as hub:
+        names = hub.recipes()
+    if state_of(context).as_json:
+        show_json(names)
+        return
+    for name in names:
+        print(name)
+
+
+@recipes.command("get")
+def get_recipe(context: typer.Context, name: str) -> None:
+    """Print a recipe."""
+    with reported_errors(), state_of(context).hub() as hub:
+        found = hub.recipe(name)
+    if state_of(context).as_json:
+        show_json(found)
+    else:
+        print(found.yaml)
+
+
+@recipes.command("delete")
+def delete_recipe(context: typer.Context, name: str) -> None:
+    """Forget a recipe."""
+    with reported_errors(), state_of(context).hub() as hub:
+        hub.delete_recipe(name)
+    out.print(f"deleted {escape(name)}")
+
+
+@rewards.command("list")
+def list_rewards(context: typer.Context) -> None:
+    """The built-in rewards."""
+    with reported_errors(), state_of(context).hub() as hub:
+        catalogue = hub.rewards()
+    if state_of(context).as_json:
+        show_json(catalogue)
+        return
+    for item in catalogue.rewards:
+        out.print(f"[bold]{item.name}[/bold]  {escape(item.summary)}")
+
+
+@rewards.command("test")
+def try_rewards(
+    context: typer.Context,
+    file: RunFile,
+    data: Annotated[
+        Path | None, typer.Option(help="Rows to score; default the stage's own training data.")
+    ] = None,
+    completions: Annotated[
+        str, typer.Option(help="Column with the answers to score; default the reference answer.")
+    ] = "",
+    rows: Annotated[int, typer.Option(min=1, max=64, help="How many rows.")] = 8,
+) -> None:
+    """Run a run file's reward files on real rows in the hub's sandbox, before any training."""
+    with reported_errors(), state_of(context).hub() as hub:
+        prepared = prepare(file)
+        results: dict[str, RewardTestView] = {}
+        for stage in prepared.spec.stages:
+            for source in stage.rewards if isinstance(stage, GrpoStage) else ():
+                if source.file is None or source.function is None:
+                    continue
+                path = data or file.parent / stage.data.train
+                samples = list(_samples(path, stage, completions, rows))
+                text = prepared.files[source.file]
+                results[f"{stage.name}/{source.name}"] = hub.test_reward(
+                    text, source.function, samples, source.parameters
+                )
+    if state_of(context).as_json:
+        show_json({name: view.model_dump(mode="json") for name, view in results.items()})
+    elif not results:
+        out.print("this run file names no reward files; built-in rewards need no test")
+    else:
+        out.print(_reward_table(results))
+    if any(view.error or view.problems for view in results.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _samples(
+    path: Path, stage: GrpoStage, completions: str, count: int
+) -> Iterator[Mapping[str, Any]]:
+    """Rows of a data file as samples of the dry run."""
+    answer = stage.data.answer
+    column = completions or answer
+    try:
+        for row in first_rows(path, count):
+            if column is None or column not in row:
+                reason = "has no column with answers to score"
+                problem = Problem(str(path), column, reason, "Name one with --completions.")
+                raise InvalidInputError([problem], subject="data")
+            truth = None if answer is None else row.get(answer)
+            yield {**row, "completion": row[column], "ground_truth": truth}
+    except (DataError, OSError) as error:
+        problem = Problem(str(path), None, str(error), "Name local data with --data.")
+        raise InvalidInputError([problem], subject="data") from error
+
+
+def _reward_table(results: Mapping[str, RewardTestView]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("source", "scores", "time", "error"):
+        table.add_column(column, overflow="fold")
+    for name, view in results.items():
+        scores = "" if view.scores is None else ", ".join(_score(score) for score in view.scores)
+        errors = [f"{p.reason} ({p.fix})" for p in view.problems]
+        errors += [view.error] if view.error else []
+        table.add_row(name, scores, duration_text(view.seconds), escape("; ".join(errors)))
+    return table
+
+
+def _score(score: float | None) -> str:
+    return "none" if score is None else f"{score:.4g}"
