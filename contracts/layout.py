@@ -24,6 +24,8 @@ __all__ = [
     "parse_host_key",
     "parse_job_name",
     "parse_s3_uri",
+    "recipe_file_key",
+    "recipe_files_prefix",
     "recipe_key",
     "upload_error_key",
 ]
@@ -70,9 +72,9 @@ def attempt_of_job(name: str) -> int:
     return parsed[2]
 
 
-def model_name(run_id: str, version: str) -> str:
-    """SageMaker model name: the run and the first digits of its manifest's sha256."""
-    return f"{run_id}-{version[:8]}"
+def model_name(run_id: str, version: str, revision: str) -> str:
+    """SageMaker model name: the run, its manifest's sha256 and the engine settings (immutable in AWS)."""
+    return f"{run_id}-{version[:8]}-{revision[:7]}"
 
 
 def endpoint_config_name(endpoint: str, version: str, revision: str) -> str:
@@ -83,6 +85,17 @@ def endpoint_config_name(endpoint: str, version: str, revision: str) -> str:
 def recipe_key(name: str) -> str:
     """Key of a registered recipe."""
     return f"recipes/{name}.yaml"
+
+
+def recipe_file_key(name: str, relative_path: str) -> str:
+    """Key of a file that a registered recipe names."""
+    _check_plain(relative_path)
+    return f"recipes/{name}/{relative_path}"
+
+
+def recipe_files_prefix(name: str) -> str:
+    """Prefix of the files that a registered recipe names."""
+    return f"recipes/{name}/"
 
 
 def upload_error_key(key: str) -> str:
@@ -101,6 +114,12 @@ def parse_s3_uri(uri: str) -> tuple[str, str]:
 def join_uri(bucket: str, key: str) -> str:
     """`s3://bucket/key`."""
     return f"s3://{bucket}/{key}"
+
+
+def _check_plain(relative_path: str) -> None:
+    parts = relative_path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in relative_path:
+        raise ValueError(f"{relative_path!r} is not a plain relative path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +146,7 @@ class RunLayout:
 
     def code(self, relative_path: str) -> str:
         """Key of a frozen user file; `..`, absolute paths and empty parts are refused."""
-        parts = relative_path.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\\" in relative_path:
-            raise ValueError(f"{relative_path!r} is not a plain relative path")
+        _check_plain(relative_path)
         return f"{self.code_prefix}{relative_path}"
 
     @property
@@ -198,6 +215,11 @@ class StageLayout:
     def host(self, attempt: int, host_rank: int) -> str:
         """Where a host reports its EC2 instance id, so that a Spot warning finds its stage."""
         return f"{self.hosts_prefix}{attempt:03d}/{host_rank}.json"
+
+    @property
+    def sample_prompt(self) -> str:
+        """`{"messages": [...]}` of the first validation (else training) row, for the smoke test."""
+        return f"{self.prefix}sample_prompt.json"
 
     @property
     def model_prefix(self) -> str:
