@@ -1,6 +1,6 @@
 """Held-out accuracy of a model folder, measured apart from the trainer: one greedy answer per question.
 
-    python -m examples.tv_navigation.evaluate MODEL_FOLDER [--data build/validation.jsonl]
+python -m examples.tv_navigation.evaluate MODEL_FOLDER [--data build/validation.jsonl]
 """
 
 from __future__ import annotations

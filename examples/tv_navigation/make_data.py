@@ -55,7 +55,10 @@ class Screen:
         """(key, times) of the way that goes up or down first."""
         (row, column), (goal_row, goal_column) = self.cell[start], self.cell[goal]
         down, right = goal_row - row, goal_column - column
-        way = [("DOWN" if down > 0 else "UP", abs(down)), ("RIGHT" if right > 0 else "LEFT", abs(right))]
+        way = [
+            ("DOWN" if down > 0 else "UP", abs(down)),
+            ("RIGHT" if right > 0 else "LEFT", abs(right)),
+        ]
         return [(key, times) for key, times in way if times]
 
     def demonstration(self, start: str, goal: str) -> str:
