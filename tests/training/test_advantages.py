@@ -139,6 +139,31 @@ def test_a_source_that_scores_all_alike_adds_nothing_when_normalised() -> None:
     assert both.tolist() == fused(alone, [1.0], "normalize_then_sum").tolist()
 
 
+def test_three_alike_scores_are_exactly_zero_when_normalised() -> None:
+    """The mean of three times 0.1 is not 0.1, even in double precision."""
+    rewards_B = algorithms.fuse_rewards(
+        algorithms.scores_tensor([[0.1]] * 3),
+        torch.ones(1),
+        mode="normalize_then_sum",
+        group_size=3,
+    )
+    assert rewards_B.tolist() == [0.0] * 3
+
+
+def test_rloo_keeps_a_group_with_one_score_out_of_the_batch_figures() -> None:
+    rewards_B = torch.tensor([1.0, 0.0, NAN, 1.0])
+    adv_B = algorithms.advantages("rloo", rewards_B, 2, scale="batch", epsilon=1e-8)
+    assert adv_B.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0])
+
+
+def test_gdpo_standardises_over_the_batch_whatever_was_added_to_the_rewards() -> None:
+    """A length or KL penalty after fusion moves group means; the batch mean is subtracted."""
+    rewards_B = torch.tensor([1.0, 2.0, 4.0, 9.0])
+    adv_B = algorithms.advantages("gdpo", rewards_B, 2, epsilon=1e-8)
+    want_B = (rewards_B - rewards_B.mean()) / rewards_B.std()
+    assert adv_B.tolist() == pytest.approx(want_B.tolist(), abs=1e-6)
+
+
 def test_remax_subtracts_the_greedy_reward_of_the_prompt() -> None:
     rewards_B = torch.tensor([1.0, 0.0, 0.5, NAN, 1.0, 0.0])
     adv_B = algorithms.advantages(
@@ -168,6 +193,9 @@ def test_groups_with_signal_drops_equal_groups_and_means_out_of_range() -> None:
     bounded_N = algorithms.groups_with_signal(rewards_B, 2, low=0.06, high=0.94)
     assert plain_N.tolist() == [False, False, True, True, True, False, False]
     assert bounded_N.tolist() == [False, False, True, False, False, False, False]
+    at_the_bound = torch.tensor([0.0, 0.5])
+    assert not algorithms.groups_with_signal(at_the_bound, 2, low=0.25).any()
+    assert not algorithms.groups_with_signal(at_the_bound, 2, high=0.25).any()
 
 
 @pytest.mark.parametrize(

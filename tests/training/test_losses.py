@@ -170,6 +170,58 @@ def test_on_policy_gradients_of_all_losses_agree() -> None:
 
 
 @pytest.mark.parametrize("name", algorithms.LOSSES)
+def test_old_log_probs_carry_no_gradient(name: str) -> None:
+    """The very tensor of the new log-probs may stand for the old ones in a first update."""
+    logprobs = torch.tensor([[-0.5, -2.0]], requires_grad=True)
+    loss_B_T, _ = algorithms.policy_loss(
+        name, logprobs, logprobs, torch.tensor([1.5]), torch.ones(1, 2)
+    )
+    (grad,) = torch.autograd.grad(loss_B_T.sum(), logprobs)
+    assert grad[0].tolist() == pytest.approx([-1.5, -1.5])
+
+
+@pytest.mark.parametrize("name", algorithms.LOSSES)
+@pytest.mark.parametrize("garbage", [NAN, float("-inf"), 1e30])
+def test_padding_carries_neither_value_nor_gradient_nor_count(name: str, garbage: float) -> None:
+    new = torch.tensor([[-0.5, garbage, garbage]], requires_grad=True)
+    old = torch.tensor([[-0.7, garbage, -1.0]])
+    loss_B_T, stats = algorithms.policy_loss(
+        name, new, old, torch.tensor([-2.0]), torch.tensor([[1, 0, 0]])
+    )
+    (grad,) = torch.autograd.grad(loss_B_T.sum(), new)
+    assert loss_B_T[0, 1:].tolist() == [0.0, 0.0]
+    assert grad[0, 1:].tolist() == [0.0, 0.0]
+    assert grad[0, 0] > 0
+    assert stats["tokens"] == 1
+    assert all(torch.isfinite(value) for value in stats.values())
+
+
+def test_each_loss_reads_the_settings_listed_for_it_and_no_others() -> None:
+    """A setting without effect can then be refused in the run file."""
+    generator = torch.Generator().manual_seed(1)
+    new, old = (-torch.randn(40, 1, generator=generator).abs() * 2 for _ in range(2))
+    adv = torch.randn(40, generator=generator)
+    changed = {
+        "clip_low": 0.1,
+        "clip_high": 0.1,
+        "clip_dual": 2.0,
+        "tau_positive": 2.0,
+        "tau_negative": 2.0,
+    }
+    for name in algorithms.LOSSES:
+        plain, _ = algorithms.policy_loss(name, new, old, adv, torch.ones(40, 1))
+        read = {
+            key
+            for key, value in changed.items()
+            if not torch.equal(
+                plain,
+                algorithms.policy_loss(name, new, old, adv, torch.ones(40, 1), **{key: value})[0],
+            )
+        }
+        assert read == set(algorithms.LOSS_SETTINGS[name])
+
+
+@pytest.mark.parametrize("name", algorithms.LOSSES)
 def test_extreme_log_ratios_stay_finite(name: str) -> None:
     """huggingface/trl#6637: exp of an unbounded log-ratio overflows to inf."""
     new = torch.tensor([[-1e4, -0.1, -500.0, -0.1]], requires_grad=True)

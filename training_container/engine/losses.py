@@ -87,8 +87,7 @@ def policy_loss(
     dual_B_T = nowhere_B_T
 
     if name == "cispo":
-        safe_logprobs_B_T = torch.where(active_B_T, logprobs_B_T, 0.0)
-        loss_B_T = -adv_B_T * clipped_ratio_B_T.detach() * safe_logprobs_B_T
+        loss_B_T = -adv_B_T * clipped_ratio_B_T.detach() * logprobs_B_T
         high_B_T, low_B_T = above_B_T, below_B_T
     elif name == "sapo":
         tau_B_T = torch.full_like(adv_B_T, tau_negative).masked_fill(adv_B_T > 0, tau_positive)

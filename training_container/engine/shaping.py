@@ -5,7 +5,6 @@ Shapes: B sequences, T completion tokens.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 __all__ = ["mask_truncated", "overlong_penalty"]
@@ -32,4 +31,4 @@ def mask_truncated(mask_B_T: Tensor, finished_B: Tensor) -> Tensor:
     `finished_B` says which sequences ended by themselves. Masked ones still count in the baseline
     of their group and in `total_sequences`; `total_tokens` is counted on the mask returned here.
     """
-    return torch.where(finished_B.bool().unsqueeze(1), mask_B_T, torch.zeros_like(mask_B_T))
+    return mask_B_T.masked_fill(~finished_B.bool().unsqueeze(1), 0)
