@@ -24,9 +24,7 @@ _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class QuietHandler(MotoRequestHandler):
-    """Keeps connections open, as every client here makes many small requests, and logs none of
-    them.
-    """
+    """HTTP/1.1, for answers of unknown length and `Expect: 100-continue`; logs no request."""
 
     protocol_version = "HTTP/1.1"
 

@@ -5,7 +5,6 @@ local up`.
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -244,11 +243,3 @@ def _variable(name: str, value: str) -> Any:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def wait_for_signal() -> None:
-    """Block until SIGTERM or Ctrl-C."""
-    asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
-    asked.wait()
