@@ -1,4 +1,4 @@
-"""The CDK app. `python infra/app.py` and `python -m infra.app` synthesise offline, without the CDK's own CLI.
+"""The CDK app. `python infra/app.py` and `python -m infra.app` synthesise offline, without CDK's CLI.
 
 The options are those of `infra.options.StackOptions`, from `cdk.json` or `cdk -c name=value`.
 """
@@ -34,7 +34,7 @@ SOURCES = (
 
 
 def synthesise(outdir: Path, context: Mapping[str, Any] | None = None) -> Path:
-    """Write the cloud assembly to `outdir`, or leave it when it was made from these sources and options.
+    """Write the cloud assembly to `outdir`, unless it was made from these sources and options.
 
     Args:
         outdir: the assembly's folder; what it held is replaced.
@@ -97,7 +97,7 @@ def _fingerprint(context: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # The CDK's CLI says where it wants the assembly; without it, the place is the one that it would take.
+    # The CDK's CLI says where it wants the assembly; without it, it goes where that would put it.
     print(
         _synthesise(None, {}) if "CDK_OUTDIR" in os.environ else synthesise(REPOSITORY / "cdk.out")
     )

@@ -1,7 +1,8 @@
 """What goes into the Lambda functions: one folder of our code, and one layer of their libraries.
 
-Built without Docker: pip fetches ready-made wheels for Lambda's machine, whatever this one is. Both folders are
-named by the hash of what they are made from and kept in `build/`, so the second synth runs no pip and needs no network.
+Built without Docker: pip fetches ready-made wheels for Lambda's machine, whatever this one is. Both
+folders are named by the hash of what they are made from and kept in `build/`, so the second synth
+runs no pip and needs no network.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ LAYER_SERVICES = (
     "stepfunctions",
     "sts",
 )
-"""API models the layer keeps. botocore carries those of 400 services, 25 MB of them unused; and the copy
-in the Lambda runtime is months old, so it refuses SageMaker parameters that it does not know yet."""
+"""API models the layer keeps. botocore carries those of 400 services, 25 MB of them unused; and the
+copy in the Lambda runtime is months old: it refuses SageMaker parameters it does not know yet."""
 
 
 class BundleError(RuntimeError):
@@ -60,7 +61,7 @@ def code_folder() -> Path:
 
 
 def staged_folder(name: str, sources: Iterable[str], repository: Path = REPOSITORY) -> Path:
-    """A copy of some of the repository's files and folders, and nothing else (no caches, no virtual environment)."""
+    """A copy of some of the repository's files and folders, and nothing else, without caches."""
     files = []
     for source in sources:
         path = repository / source
@@ -100,7 +101,7 @@ def layer_folder(repository: Path = REPOSITORY) -> Path:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build beside `folder` and rename: two synths at once, or one that dies, never leave half a folder."""
+    """Build beside `folder` and rename: no synth that dies or runs beside another leaves half one."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class EventRules(Construct):
                 )
 
     def _target(self, function: HubFunction) -> targets.LambdaFunction:
-        """EventBridge gives up after 24 hours; what it gives up goes to the queue, not to nowhere."""
+        """EventBridge gives up after 24 hours; what it gives up goes to the queue."""
         return targets.LambdaFunction(
             function.function,
             dead_letter_queue=function.dead_letters,

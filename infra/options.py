@@ -22,7 +22,7 @@ class VpcOptions(BaseModel):
 
 
 class StackOptions(BaseModel):
-    """Every option, with its default. Lists and objects may be JSON text, as `-c` passes only text."""
+    """Every option. Lists and objects may be JSON text, because `-c` passes only text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -39,7 +39,7 @@ class StackOptions(BaseModel):
     removal: Literal["retain", "destroy"] = "retain"
     """What `cdk destroy` does with bucket, table and key; `destroy` is for test accounts."""
     readable_buckets: tuple[str, ...] = ()
-    """Other buckets that run files may name as data or model; training may read them, never write."""
+    """Other buckets that run files may name as data or model; never written to."""
     secret_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9/_+=.@-]+$")] = "grpohub/"
     """Only secrets with this name prefix can be read by containers (hub tokens, judge keys)."""
     vpc: VpcOptions | None = None

@@ -1,4 +1,4 @@
-"""What every SageMaker execution role may do besides its own S3 prefixes: pull, log, count, join the VPC."""
+"""What both SageMaker roles may do: pull, log, count, join the VPC, read the named buckets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.options import StackOptions
+from infra.permissions import WILDCARD_ACTIONS, allow
 
 __all__ = ["sagemaker_role"]
 
@@ -19,7 +20,6 @@ def sagemaker_role(
     description: str,
     image: ecr_assets.DockerImageAsset,
     log_group: str,
-    metric_namespace: str,
     options: StackOptions,
 ) -> iam.Role:
     """A role that SageMaker assumes for jobs or endpoints of this account."""
@@ -33,50 +33,52 @@ def sagemaker_role(
             conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
         ),
     )
-    image.repository.grant_pull(role)
-    role.add_to_policy(
-        iam.PolicyStatement(
-            sid="Logs",
-            actions=[
-                "logs:CreateLogGroup",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-            ],
-            resources=[
-                stack.format_arn(
-                    service="logs",
-                    resource="log-group",
-                    resource_name=f"{log_group}*",
-                    arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-                )
-            ],
-        )
+    allow(
+        role,
+        ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+        [image.repository.repository_arn],
     )
-    role.add_to_policy(
-        iam.PolicyStatement(
-            sid="SageMakerMetrics",
-            actions=["cloudwatch:PutMetricData"],
-            resources=["*"],
-            conditions={"StringLike": {"cloudwatch:namespace": metric_namespace}},
-        )
+    allow(
+        role,
+        ["ecr:GetAuthorizationToken"],
+        ["*"],
+        reason=WILDCARD_ACTIONS["ecr:GetAuthorizationToken"],
+    )
+    allow(
+        role,
+        [
+            "logs:CreateLogGroup",
+            "logs:CreateLogStream",
+            "logs:DescribeLogStreams",
+            "logs:PutLogEvents",
+        ],
+        [
+            stack.format_arn(
+                service="logs",
+                resource="log-group",
+                resource_name=f"{log_group}*",
+                arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+            )
+        ],
+        reason="SageMaker names log streams, and groups of endpoints, at run time.",
+    )
+    allow(
+        role,
+        ["cloudwatch:PutMetricData"],
+        ["*"],
+        reason=WILDCARD_ACTIONS["cloudwatch:PutMetricData"],
+        conditions={"StringLike": {"cloudwatch:namespace": "/aws/sagemaker/*"}},
     )
     if options.vpc is not None:
-        role.add_to_policy(
-            iam.PolicyStatement(
-                sid="VpcInterfaces",
-                actions=[
-                    "ec2:CreateNetworkInterface",
-                    "ec2:CreateNetworkInterfacePermission",
-                    "ec2:DeleteNetworkInterface",
-                    "ec2:DeleteNetworkInterfacePermission",
-                    "ec2:DescribeDhcpOptions",
-                    "ec2:DescribeNetworkInterfaces",
-                    "ec2:DescribeSecurityGroups",
-                    "ec2:DescribeSubnets",
-                    "ec2:DescribeVpcs",
-                ],
-                resources=["*"],
-            )
+        actions = sorted(action for action in WILDCARD_ACTIONS if action.startswith("ec2:"))
+        allow(role, actions, ["*"], reason=WILDCARD_ACTIONS["ec2:CreateNetworkInterface"])
+    if options.readable_buckets:
+        # Run files may name data, models and adapters there.
+        arns = [f"arn:{stack.partition}:s3:::{name}" for name in options.readable_buckets]
+        allow(
+            role,
+            ["s3:GetObject", "s3:GetObjectVersion", "s3:ListBucket"],
+            [*arns, *(f"{arn}/*" for arn in arns)],
+            reason="The owner of the hub lists these buckets as readable.",
         )
     return role

@@ -53,7 +53,7 @@ class HubStack(cdk.Stack):
             log_group=log_group(
                 self,
                 "RunLogs",
-                # Groups under this prefix need no entry of their own in the account's log resource policy.
+                # Groups under this prefix need no entry in the account's log resource policy.
                 name=f"/aws/vendedlogs/states/{options.stack_name}",
                 storage=storage,
                 options=options,

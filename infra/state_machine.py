@@ -11,9 +11,9 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from infra.acknowledge import acknowledge
 from infra.bundle import REPOSITORY
 from infra.functions import HubFunction
+from infra.permissions import acknowledge_wildcards
 
 __all__ = ["DEFINITION", "RunStateMachine"]
 
@@ -49,13 +49,15 @@ class RunStateMachine(Construct):
             ),
             tracing_enabled=True,
         )
+        role = self.state_machine.role
         for function in used.values():
-            function.grant_invoke(self.state_machine)
-        acknowledge(
-            self.state_machine,
-            "AwsSolutions-IAM5",
-            "Invoking any version of the run's own functions; logging and tracing take no resource.",
+            function.grant_invoke(role)
+        acknowledge_wildcards(
+            role,
+            [f"{function.function_arn}:*" for function in used.values()],
+            "The run's own functions, at any version.",
         )
+        acknowledge_wildcards(role, ["*"], "Log delivery and X-Ray have no resources.")
 
     @staticmethod
     def _functions_of(

@@ -9,8 +9,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from infra.acknowledge import acknowledge
 from infra.options import StackOptions
+from infra.permissions import acknowledge
 from lambdas import schema
 
 __all__ = ["Storage"]
@@ -54,6 +54,16 @@ class Storage(Construct):
                         )
                     }
                 },
+            )
+        )
+        # Alarms publish to the encrypted topic in their own name.
+        key.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="AlarmsOfThisAccount",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                resources=["*"],
+                conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
             )
         )
         return key
@@ -111,7 +121,7 @@ class Storage(Construct):
             ],
             removal_policy=self._removal,
         )
-        # The L2 option for this goes through a custom resource with a wide role; S3 itself needs only the property.
+        # The L2 option goes through a custom resource with a wide role; S3 needs only the property.
         resource = bucket.node.default_child
         assert isinstance(resource, s3.CfnBucket)
         resource.notification_configuration = s3.CfnBucket.NotificationConfigurationProperty(

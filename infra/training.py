@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import aws_cdk as cdk
-from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra.acknowledge import acknowledge
 from infra.images import container_image
 from infra.options import StackOptions
+from infra.permissions import allow, allow_key
 from infra.roles import sagemaker_role
 from infra.storage import Storage
 
@@ -18,7 +17,7 @@ READABLE_PREFIXES = ("runs/", "inputs/", "uploads/")
 
 
 def training_base_image(region: str) -> str:
-    """AWS's PyTorch training image of a region: CUDA, NCCL and the EFA plug-in that multi-node jobs need."""
+    """AWS's PyTorch training image of a region: CUDA, NCCL, and EFA for several hosts."""
     from sagemaker.core import image_uris
 
     return image_uris.retrieve(
@@ -50,75 +49,42 @@ class Training(Construct):
             description="GRPO Hub training jobs: read inputs, write runs/",
             image=self.image,
             log_group="/aws/sagemaker/TrainingJobs",
-            metric_namespace="/aws/sagemaker/*",
             options=options,
         )
         self._grant_bucket(storage)
-        self._grant_other_buckets(options)
-        self._grant_secrets(options)
-        acknowledge(
+        allow(
             self.role,
-            "AwsSolutions-IAM5",
-            "Keys under fixed prefixes of named buckets, log streams and secrets get their names at run time; "
-            "statements on * are those of infra.acknowledge.WILDCARD_ACTIONS.",
+            ["secretsmanager:GetSecretValue"],
+            [
+                cdk.Stack.of(self).format_arn(
+                    service="secretsmanager",
+                    resource="secret",
+                    resource_name=f"{options.secret_prefix}*",
+                    arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+                )
+            ],
+            reason="Users name hub tokens and judge keys in run files, under this prefix.",
         )
 
     def _grant_bucket(self, storage: Storage) -> None:
         bucket = storage.bucket
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ListRuns",
-                actions=["s3:ListBucket", "s3:GetBucketLocation"],
-                resources=[bucket.bucket_arn],
-            )
+        allow(self.role, ["s3:ListBucket", "s3:GetBucketLocation"], [bucket.bucket_arn])
+        allow(
+            self.role,
+            ["s3:GetObject", "s3:GetObjectVersion"],
+            [bucket.arn_for_objects(f"{prefix}*") for prefix in READABLE_PREFIXES],
+            reason="Inputs and checkpoints are named at run time.",
         )
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadInputs",
-                actions=["s3:GetObject", "s3:GetObjectVersion"],
-                resources=[bucket.arn_for_objects(f"{prefix}*") for prefix in READABLE_PREFIXES],
-            )
+        # Deleting is pruning: the trainer owns the checkpoints of its stage.
+        allow(
+            self.role,
+            [
+                "s3:AbortMultipartUpload",
+                "s3:DeleteObject",
+                "s3:ListMultipartUploadParts",
+                "s3:PutObject",
+            ],
+            [bucket.arn_for_objects("runs/*")],
+            reason="Checkpoints, metrics and models of runs are named at run time.",
         )
-        # Deleting is pruning: the trainer owns the checkpoints of its own stage.
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="WriteRuns",
-                actions=[
-                    "s3:PutObject",
-                    "s3:DeleteObject",
-                    "s3:AbortMultipartUpload",
-                    "s3:ListMultipartUploadParts",
-                ],
-                resources=[bucket.arn_for_objects("runs/*")],
-            )
-        )
-        storage.key.grant_encrypt_decrypt(self.role)
-
-    def _grant_other_buckets(self, options: StackOptions) -> None:
-        if not options.readable_buckets:
-            return
-        partition = cdk.Stack.of(self).partition
-        arns = [f"arn:{partition}:s3:::{name}" for name in options.readable_buckets]
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadOtherBuckets",
-                actions=["s3:GetObject", "s3:GetObjectVersion", "s3:ListBucket"],
-                resources=[*arns, *(f"{arn}/*" for arn in arns)],
-            )
-        )
-
-    def _grant_secrets(self, options: StackOptions) -> None:
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadNamedSecrets",
-                actions=["secretsmanager:GetSecretValue"],
-                resources=[
-                    cdk.Stack.of(self).format_arn(
-                        service="secretsmanager",
-                        resource="secret",
-                        resource_name=f"{options.secret_prefix}*",
-                        arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-                    )
-                ],
-            )
-        )
+        allow_key(self.role, storage.key)

@@ -35,6 +35,10 @@ class StageError(Exception):
         self.code = code
         super().__init__(cause)
 
+    def __reduce__(self) -> tuple[type[StageError], tuple[ExitCode, str]]:
+        """Ranks tell each other of failures by pickle, which would call us with the cause only."""
+        return StageError, (self.code, str(self))
+
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:

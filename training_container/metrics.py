@@ -142,7 +142,7 @@ def _package(name: str, tracker: str) -> ModuleType:
     except ImportError as error:
         raise StageError(
             ExitCode.BAD_INPUT,
-            f"tracking.{tracker} needs the package {name.split('.', maxsplit=1)[0]!r} in the training image",
+            f"tracking.{tracker} needs {name!r}, which the training image does not have",
         ) from error
 
 

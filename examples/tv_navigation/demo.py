@@ -1,8 +1,9 @@
 """The main job end to end on this machine: train, interrupt twice, recover, deploy, ask.
 
-Starts the embedded mode, submits `run.yaml` through the HTTP API as any user would, takes the instance away twice
-(once with notice, once with SIGKILL), and asks the endpoint a held-out question. Writes `.grpohub/demo/report.json`
-and `reward.png`, and exits non-zero if anything of this did not happen.
+Starts the embedded mode, submits `run.yaml` through the HTTP API as any user would, takes the
+instance away twice (once with notice, once with SIGKILL), and asks the endpoint a held-out
+question. Writes `.grpohub/demo/report.json` and `reward.png`, and exits non-zero if anything of
+this did not happen.
 
     make demo
 """
@@ -73,7 +74,7 @@ def follow(hub: Hub, run: RunView, story: Story) -> tuple[list[Interruption], Ru
         if pending and (run.stages[pending[0].stage].step or 0) >= pending[0].after_step:
             interruption = pending.pop(0)
             time.sleep(4)  # so that there are steps to lose beyond the newest checkpoint
-            take_away(hub, run.run_id, interruption, story)
+            take_away(run.run_id, interruption, story)
             done.append(interruption)
         time.sleep(1)
     story.tell("deadline", f"not finished after {DEADLINE_SECONDS} s")
@@ -254,7 +255,8 @@ def verdict(report: dict[str, Any], story: Story) -> int:
     for cut in report["interruptions"]:
         story.tell(
             "result",
-            f"{cut['stage']}: {'notice' if cut['with_notice'] else 'SIGKILL'} at step {cut['step']}, "
+            f"{cut['stage']}: {'notice' if cut['with_notice'] else 'SIGKILL'} at "
+            f"step {cut['step']}, "
             f"{cut['steps_lost']} steps lost, training again after "
             f"{cut['seconds_to_training_again']:.0f} s",
         )

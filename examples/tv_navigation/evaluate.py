@@ -1,4 +1,4 @@
-"""Held-out accuracy of a model folder, measured apart from the trainer: one greedy answer per question.
+"""Held-out accuracy of a model folder, apart from the trainer: one greedy answer per question.
 
 python -m examples.tv_navigation.evaluate MODEL_FOLDER [--data build/validation.jsonl]
 """

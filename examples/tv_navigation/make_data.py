@@ -1,13 +1,14 @@
 """Make the data and the untrained base model of the TV navigation example.
 
-The screen of a television is a grid of named buttons. The model is told the screen and asked how to move from
-one button to another; it answers with its reasoning and the keys to press:
+The screen of a television is a grid of named buttons. The model is told the screen and asked how to
+move from one button to another; it answers with its reasoning and the keys to press:
 
     <think>Music row 0 column 1, Help row 2 column 0, so DOWN 2 LEFT 1</think>
     <answer>[{'action': ['DOWN', 'DOWN', 'LEFT']}]</answer>
 
-One in five of the 600 ordered pairs of buttons is held out for validation. The model is a Qwen3 of about one
-million parameters with its own tokenizer, initialised at random: it knows nothing before the SFT stage.
+One in five of the 600 ordered pairs of buttons is held out for validation. The model is a Qwen3 of
+about one million parameters with its own tokenizer, initialised at random: it knows nothing before
+the SFT stage.
 
     python -m examples.tv_navigation.make_data --out examples/tv_navigation/build
 """
@@ -20,12 +21,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Screen", "make", "main"]
+__all__ = ["Screen", "main", "make"]
 
-BUTTONS = (
-    "Home Search Apps Live Guide Movies Series Kids Music News Sports Games Photos "
-    "Store Library Profile Settings Network Sound Display Remote Voice Help About Power"
-).split()
+BUTTONS = """
+Home Search Apps Live Guide Movies Series Kids Music News Sports Games Photos
+Store Library Profile Settings Network Sound Display Remote Voice Help About Power
+""".split()  # noqa: SIM905
 SIDE = 5
 HELD_OUT_SHARE = 0.2
 END, PAD = "<|im_end|>", "<|endoftext|>"

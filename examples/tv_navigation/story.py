@@ -106,7 +106,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"the embedded mode did not come up:\n{log.read_text()[-3000:]}")
 
 
-def take_away(hub: Hub, run_id: str, interruption: Interruption, story: Story) -> None:
+def take_away(run_id: str, interruption: Interruption, story: Story) -> None:
     """`grpohub local interrupt`, as a person would type it."""
     command = [sys.executable, "-m", "client.cli", "local", "interrupt", run_id]
     command += ["--hold", str(interruption.hold)]

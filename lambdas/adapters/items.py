@@ -6,12 +6,11 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from contracts.states import AttemptState, EndpointState, RunState, is_terminal
+from contracts.states import AttemptState, EndpointState, is_terminal
 from lambdas.logic.records import (
     AttemptRecord,
     EndpointRecord,
@@ -26,7 +25,13 @@ __all__ = ["Item", "Record", "attempt_key", "encode", "endpoint_key", "key_of", 
 
 Item = dict[str, Any]
 Record = RunRecord | StageRecord | AttemptRecord | EndpointRecord | TimelineRecord
-RecordT = TypeVar("RecordT", RunRecord, StageRecord, AttemptRecord, EndpointRecord, TimelineRecord)
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind)
+    for kind in (RunRecord, StageRecord, AttemptRecord, EndpointRecord, TimelineRecord)
+}
 
 
 def run_key(run_id: str) -> Item:
@@ -90,7 +95,7 @@ def write_record(record: Record) -> Item:
 def read_record(kind: type[RecordT], item: Mapping[str, Any]) -> RecordT:
     """The record of an item; attributes of the table's own (keys, indexes) are passed over."""
     text = json.dumps(dict(item), default=_number)
-    return _adapter(kind).validate_json(text)  # type: ignore[no-any-return]
+    return _ADAPTERS[kind].validate_json(text)  # type: ignore[no-any-return]
 
 
 def encode(value: Any) -> Any:
@@ -114,13 +119,8 @@ def _since(record: Record) -> str:
 
 
 def _fields(record: Record) -> Item:
-    dumped = _adapter(type(record)).dump_python(record, mode="json", exclude_none=True)
+    dumped = _ADAPTERS[type(record)].dump_python(record, mode="json", exclude_none=True)
     return {key: _decimals(value) for key, value in dumped.items() if value is not None}
-
-
-@cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def _decimals(value: Any) -> Any:

@@ -49,7 +49,7 @@ from lambdas.schema import INDEXES, PARTITION_KEY, SORT_KEY, TTL_ATTRIBUTE
 __all__ = ["InstanceOwner", "Table"]
 
 StateT = TypeVar("StateT", RunState, StageState, AttemptState, EndpointState)
-RecordT = TypeVar("RecordT", RunRecord, StageRecord, AttemptRecord, EndpointRecord)
+Stateful = RunRecord | StageRecord | AttemptRecord | EndpointRecord
 _REFUSED = "ConditionalCheckFailedException"
 
 
@@ -141,7 +141,8 @@ class Table:
 
     def create_run(self, run: RunRecord, stages: tuple[StageRecord, ...]) -> bool:
         """Put a new run. False: it exists."""
-        puts = [self._put(write_record(record)) for record in (run, *stages)]
+        records: tuple[RunRecord | StageRecord, ...] = (run, *stages)
+        puts = [self._put(write_record(record)) for record in records]
         return self._transact(puts)
 
     def update_run(self, run: RunRecord, state: RunState | None = None, **changes: Any) -> bool:
@@ -258,13 +259,13 @@ class Table:
         if self._conditional_put(item, free):
             return run_id, body_sha256
         found = self._get(keys) or item
-        return found["run_id"], found["body_sha256"]
+        return str(found["run_id"]), str(found["body_sha256"])
 
     # -- private ----------------------------------------------------------------------------------
 
     def _update(
         self,
-        record: RecordT,
+        record: Stateful,
         before: set[Any] | None,
         *,
         state: Any = None,
@@ -274,8 +275,8 @@ class Table:
         if state is not None:
             changes["state"] = state
         after = dataclasses.replace(record, **changes)
-        values = {k: encode(v) for k, v in changes.items() if v is not None}
-        removed = [name for name, value in changes.items() if value is None]
+        values: Item = {k: encode(v) for k, v in changes.items() if v is not None}
+        removed: list[str] = [name for name, value in changes.items() if value is None]
         mark = open_mark(after)
         if mark is None:
             removed += ["open", "open_since"]
@@ -385,7 +386,7 @@ def _predecessors(
     """States that ``state`` may follow, itself included; None when no state is to be written."""
     if state is None:
         return None
-    return {state, *(before for before, after in table.items() if state in after)}
+    return {state} | {before for before, after in table.items() if state in after}
 
 
 def _write_token(key: Item | None) -> str | None:

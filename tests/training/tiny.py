@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     PreTrainedModel,
@@ -23,6 +24,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from training_container.engine.state import Decision, PolicyWeights, TrainState
+from training_container.trainer import StageInputs
 
 Cell = tuple[int, int]
 Pair = tuple[Cell, Cell]
@@ -214,3 +218,91 @@ def grpo_stage(**changes: Any) -> dict[str, Any]:
         "max_steps": 300,
     }
     return {**stage, **changes}
+
+
+class FolderCheckpointer:
+    """Checkpoints in a folder by torch.distributed.checkpoint, one every `every` steps.
+
+    `stop_after`: answer STOP after that step. `weights`: a checkpoint folder to continue from.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        every: int = 1,
+        stop_after: int | None = None,
+        weights: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.every = every
+        self.stop_after = stop_after
+        self.weights = weights
+        self.rows: dict[int, dict[str, Any]] = {}
+
+    def load_weights(self, weights: PolicyWeights) -> bool:
+        if self.weights is None:
+            return False
+        dcp.load({"app": weights}, checkpoint_id=self.weights)
+        return True
+
+    def restore(self, state: TrainState) -> bool:
+        steps = sorted(self.folder.glob("step-*")) if self.folder else []
+        if not steps:
+            return False
+        dcp.load({"app": state}, checkpoint_id=steps[-1])
+        return True
+
+    def after_step(
+        self,
+        state: TrainState,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        last: bool,
+        step_seconds: float,
+    ) -> Decision:
+        self.rows[step] = dict(metrics)
+        stop = step == self.stop_after
+        if self.folder is not None and (last or stop or step % self.every == 0):
+            dcp.save({"app": state}, checkpoint_id=self.folder / f"step-{step:04d}")
+        return Decision.STOP if stop else Decision.CONTINUE
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def inputs(
+    root: Path,
+    rows: Sequence[dict[str, Any]],
+    validation: Sequence[dict[str, Any]] = (),
+    *,
+    base: Path,
+) -> StageInputs:
+    """Data files and folders of a stage under ``root``; ``base`` is the model folder."""
+    held_out = write_jsonl(root / "validation/validation.jsonl", validation).parent
+    code = root / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    return StageInputs(
+        train=write_jsonl(root / "train/train.jsonl", rows).parent,
+        validation=held_out if validation else None,
+        model=base,
+        code=code,
+        output=root / "output",
+        export=root / "model",
+    )
+
+
+def comparable(rows: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Rows without what measures time."""
+    return {
+        step: {
+            name: value
+            for name, value in row.items()
+            if "seconds" not in name and "per_second" not in name
+        }
+        for step, row in rows.items()
+    }

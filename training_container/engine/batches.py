@@ -90,7 +90,7 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def cut(indices: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of like lengths, each at most ``max_tokens`` padded tokens (or one sequence)."""
+    """Micro-batches of like lengths, each within ``max_tokens`` padded tokens (or a single one)."""
     micros: list[list[int]] = []
     longest = 0
     for index in sorted(indices, key=lambda i: (-lengths[i], i)):
@@ -109,7 +109,7 @@ def collate(
     *,
     filler: TokenSequence | None = None,
 ) -> MicroBatch:
-    """The micro-batch of ``sequences[i] for i in indices``, or of ``filler`` when there are none."""
+    """The micro-batch of ``sequences[i] for i in indices``, of ``filler`` when there are none."""
     chosen = [sequences[i] for i in indices]
     if not chosen:
         assert filler is not None
@@ -142,7 +142,7 @@ def micro_batches(
     max_tokens: int,
     device: torch.device,
 ) -> Iterator[MicroBatch]:
-    """A rank's micro-batches; as many on every rank, since each pass over a shard is a collective."""
+    """A rank's micro-batches; as many on every rank, since each sharded pass is a collective."""
     lengths = [len(sequence.ids) for sequence in sequences]
     cuts = [cut(hand, lengths, max_tokens) for hand in deal(lengths, ranks)]
     mine = cuts[rank]

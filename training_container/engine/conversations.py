@@ -76,8 +76,8 @@ def _pieces(
             whole.startswith(begin) and whole.startswith(end) and done <= len(begin) <= len(end)
         ):
             raise DataError(
-                f"row {number}: the chat template rewrites earlier turns, so the assistant's tokens "
-                "cannot be told apart; give prompt.chat_template_file"
+                f"row {number}: the chat template rewrites earlier turns, so the assistant's "
+                "tokens cannot be told apart; give prompt.chat_template_file"
             )
         answer = whole[len(begin) : len(end)]
         pieces += [(whole[done : len(begin)], False), (answer.rstrip("\n"), True)]

@@ -144,6 +144,8 @@ class Policy:
         self.world = world
         self.model = model
         self.lora = stage.lora
+        self.parameters = model.num_parameters()
+        """Weights of the model, without an adapter's."""
         if stage.lora is not None:
             add_adapter(model, stage.lora)
         if stage.gradient_checkpointing:
@@ -215,12 +217,16 @@ class Policy:
         return norm
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole and one after another, adapters merged, under Hugging Face names.
+        """All weights, whole and one after another, adapters merged, under Hugging Face names;
+        of tied weights the first name only, as in a model file.
 
         Gathering a sharded weight is a collective: every rank must consume the iterator.
         """
+        named = {name for name, _ in self.model.named_parameters()}
+        named |= {name for name, _ in self.model.named_buffers()}
+        state = {n: weight for n, weight in self.model.state_dict().items() if n in named}
         with torch.no_grad():
-            yield from merged_weights(self.model.state_dict(), self.model, self.lora)
+            yield from merged_weights(state, self.model, self.lora)
 
 
 def _adamw(trainable: Sequence[nn.Parameter], spec: OptimizerSpec, *, fused: bool) -> AdamW:

@@ -1,4 +1,4 @@
-"""How long a stage runs and which learning rate each step has: pure functions of the step number."""
+"""How long a stage runs, and each step's learning rate: pure functions of the step number."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LogProbScorer(nn.Module):
             )
 
 
-def _score(
+def _score(  # noqa: PLR0917 - checkpoint() passes positional arguments only
     hidden_N_H: Tensor,
     targets_N: Tensor,
     head: Callable[[Tensor], Tensor],

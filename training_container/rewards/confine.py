@@ -15,6 +15,7 @@ machine often does the reverse. What was granted is reported in words, never ass
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -87,10 +88,12 @@ def enter_namespaces(network: bool) -> tuple[frozenset[str], str]:
         # EPERM: Docker's default profile, or a distribution that forbids unprivileged namespaces;
         # ENOSPC: user.max_user_namespaces is 0.
         return frozenset(), f"the host refuses user namespaces ({os.strerror(error.errno or 0)})"
-    # Without `deny` a process that is not root may not write its group map.
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    # Without `deny` a process that is not root may not write its group map. Root without
+    # CAP_SETFCAP may not map itself at all; unmapped it has even fewer rights inside.
+    with contextlib.suppress(PermissionError):
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     return frozenset({"user", "pid", "ipc"} | (set() if network else {"network"})), ""
 
 

@@ -68,7 +68,7 @@ class PoolSource:
     """A user's file, or a built-in whose time is not bounded, in worker processes."""
 
     def __init__(self, name: str, config: PoolConfig) -> None:
-        self.name = name
+        self.name, self.config = name, config
         self._pool = WorkerPool(config)
 
     def prepare(self) -> None:

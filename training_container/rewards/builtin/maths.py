@@ -19,6 +19,7 @@ from training_container.rewards.interface import GroundTruthError, Sample
 __all__ = ["BoxedMath", "OpenMath", "boxed_math", "open_math"]
 
 _PLAIN_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,9})?")
+_LATEX = re.compile(r"[\\^_{}]")
 
 
 class _Math(Strict):
@@ -65,7 +66,10 @@ def _same_number(answer: str, gold: Any) -> bool:
 def _gold(ground_truth: Any, seconds: int) -> list[Any]:
     """The reference, parsed. Raises GroundTruthError: the data is at fault, so 0 would be a lie."""
     text = str(ground_truth).strip()
-    for candidate in (text, f"${text}$"):
+    candidates = [text, f"${text}$"]
+    if "$" not in text and _LATEX.search(text):
+        candidates.reverse()  # bare LaTeX: without dollars only its numbers would be read
+    for candidate in candidates:
         parsed = _in_time(
             lambda candidate=candidate: _parse(candidate, seconds), "reading the reference"
         )
