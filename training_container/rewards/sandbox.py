@@ -352,7 +352,7 @@ class WorkerPool:
         if not self.per_sample or exhausted:
             batch.fail(left, kind, detail)
             return []
-        batch.fail(left, kind, detail)  # the one it was working on
+        batch.fail(left[:1], kind, detail)  # the one it was working on
         return left[1:]
 
 
