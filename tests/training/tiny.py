@@ -260,7 +260,7 @@ class FolderCheckpointer:
         metrics: Mapping[str, Any],
         *,
         last: bool,
-        step_seconds: float,
+        step_seconds: float,  # noqa: ARG002 - `Checkpointer`
     ) -> Decision:
         self.rows[step] = dict(metrics)
         stop = step == self.stop_after
