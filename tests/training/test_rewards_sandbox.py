@@ -98,7 +98,8 @@ def test_what_the_host_grants_is_used_and_reported(bench: Bench) -> None:
         f"""
         import os
         def reward(completions):
-            return [{{"overall": 1, **{{s: os.stat(f"/proc/self/ns/{{s}}").st_ino for s in {spaces}}}}}]
+            inodes = {{space: os.stat("/proc/self/ns/" + space).st_ino for space in {spaces}}}
+            return [{{"overall": 1, **inodes}}]
         """
     )
     inside = score(source).metrics
@@ -267,6 +268,7 @@ def test_only_the_hanging_sample_of_a_per_sample_function_is_lost(bench: Bench) 
     )
     scores = score(source, "a", "b", "hang", "c", "d", "e")  # in chunks of two
     assert scores.values == [1.0, 1.0, None, 1.0, 1.0, 1.0]
+    assert list(scores.failures) == [2]
     assert scores.failures[2].kind is FailureKind.TIMEOUT
     assert "one sample took over 1.5 s" in scores.failures[2].detail
 
