@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -386,3 +389,23 @@ def test_gradient_does_not_depend_on_the_cut_into_micro_batches_padding_or_ranks
     assert value == pytest.approx(whole.item(), rel=1e-10, abs=1e-12)
     torch.testing.assert_close(grads, want, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(stats, whole_stats, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_under_fsdp_equals_that_of_one_rank(tmp_path: Path) -> None:
+    """verl#906, verl#5625: two real ranks with unequal shares of the rows and tokens."""
+    root = Path(__file__).parents[2]
+    worker = [sys.executable, Path(__file__).with_name("fsdp_gradient_worker.py")]
+    ranks = [
+        subprocess.Popen(
+            [*worker, str(rank), "2", tmp_path / "store"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    differences = json.loads(outputs[0].splitlines()[-1])
+    assert len(differences) == len(algorithms.LOSSES) * len(algorithms.AGGREGATIONS)
+    assert max(differences.values()) < 1e-6

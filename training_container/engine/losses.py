@@ -5,7 +5,8 @@ Shapes: B sequences of a micro-batch, T completion tokens. Losses are minimised.
 Gradients do not depend on how a mini-batch is cut into micro-batches, padded, or spread over ranks:
 every denominator is a figure of the *whole mini-batch over all ranks*, passed in, so that
 contributions add up. The caller must therefore sum gradients over micro-batches (as `backward`
-does) and over ranks; FSDP2 averages over ranks unless told `set_gradient_divide_factor(1.0)`.
+does) and over ranks. FSDP2 averages over ranks unless told `set_gradient_divide_factor(1.0)`, and
+gloo then also needs `set_force_sum_reduction_for_comms(True)`: it has no pre-multiplied sum.
 """
 
 from __future__ import annotations
