@@ -7,6 +7,7 @@ parse, and fit the columns of the data.
 
 from __future__ import annotations
 
+import ast
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from contracts.layout import RunLayout
 from contracts.problems import InvalidInputError, Problem, nearest
 from contracts.reward_files import check_reward_file
 from contracts.run_spec import RunSpec, load_run_yaml, parse_run_spec
+from contracts.spec_files import NamedFile, named_files
 from contracts.spec_report import dotted
 from contracts.stages import GrpoStage, SftStage
 
@@ -120,7 +122,8 @@ def prepare(run_file: str | Path | Mapping[str, Any], *, folder: Path | None = N
     checker.check()
     absent = dict.fromkeys(source.text for source in sources if not source.path.exists())
     notes = [f"{text} is not there yet; `grpohub submit` needs it" for text in absent]
-    notes += _hub_notes(spec)
+    if spec.model.source not in {source.text for source in sources}:
+        notes += _hub_notes(spec)
     if checker.problems:
         raise InvalidInputError(checker.problems)
     return PreparedRun(document, spec, checker.files, sources, (*notes, *checker.notes))
@@ -173,13 +176,13 @@ def _hub_notes(spec: RunSpec) -> Iterator[str]:
         and spec.model.revision is None
     ):
         yield (
-            f"model.source: {source} is a folder here or else a hub id; "
-            "a revision would fix which weights are meant"
+            f"model.source: {source} is taken for a hub id, as it is no folder here; "
+            "a revision would say which weights are meant"
         )
 
 
 class _Checker:
-    """Collects the small files of a run, and everything that is wrong with them."""
+    """Reads the small files of a run, and collects everything that is wrong with them."""
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
@@ -188,37 +191,46 @@ class _Checker:
         self.notes: list[str] = []
 
     def check(self) -> None:
+        columns = [
+            self._columns(stage, f"stages[{index}]") for index, stage in enumerate(self.spec.stages)
+        ]
+        for named in named_files(self.spec):
+            text = self._text(named.name, named.path)
+            if text is not None:
+                self._named(named, text, columns[_stage_index(named.path)])
         for index, stage in enumerate(self.spec.stages):
-            self._stage(stage, f"stages[{index}]")
-        if self.spec.deploy is not None:
-            engine = self.spec.deploy.engine
-            self._template(engine.chat_template_file, "deploy.engine.chat_template_file")
+            known = _variables(columns[index], {"content"})
+            if stage.prompt.template is not None:
+                self._parse(stage.prompt.template, f"stages[{index}].prompt.template", known)
+            for number, reward in enumerate(stage.rewards if isinstance(stage, GrpoStage) else ()):
+                if reward.judge is not None:
+                    place = f"stages[{index}].rewards[{number}].judge.query_template"
+                    known = _variables(columns[index], _JUDGE_VARIABLES)
+                    self._parse(reward.judge.query_template, place, known)
 
-    def _stage(self, stage: SftStage | GrpoStage, path: str) -> None:
-        columns = self._columns(stage, path)
-        prompt = stage.prompt
-        known = None if columns is None else {*columns, "content"}
-        self._template(prompt.template_file, f"{path}.prompt.template_file", known)
-        self._template(prompt.chat_template_file, f"{path}.prompt.chat_template_file")
-        if prompt.template is not None:
-            self._parse(prompt.template, f"{path}.prompt.template", known)
-        for number, reward in enumerate(stage.rewards if isinstance(stage, GrpoStage) else ()):
-            place = f"{path}.rewards[{number}]"
-            if reward.file is not None and reward.function is not None:
-                source = self._text(reward.file, f"{place}.file")
-                if source is not None:
-                    self.problems += check_reward_file(
-                        source,
-                        reward.function,
-                        path=f"{place}.file",
-                        columns=columns,
-                        parameters=tuple(reward.parameters),
-                    )
-            if reward.model is not None:
-                self._template(reward.model.template_file, f"{place}.model.template_file")
-            if reward.judge is not None:
-                known = None if columns is None else {*columns, *_JUDGE_VARIABLES}
-                self._parse(reward.judge.query_template, f"{place}.judge.query_template", known)
+    def _named(self, named: NamedFile, text: str, columns: tuple[str, ...] | None) -> None:
+        if named.kind == "reward":
+            self._modules_beside(named.name, text)
+            self.problems += check_reward_file(
+                text,
+                named.function,
+                path=named.path,
+                columns=columns,
+                parameters=named.parameters,
+            )
+        elif named.kind == "template":
+            self._parse(text, named.path, _variables(columns, {"content"}))
+        else:
+            self._parse(text, named.path, None)
+
+    def _modules_beside(self, name: str, text: str) -> None:
+        """Modules that reward code imports from its own folder travel with it."""
+        for module in _imports(text):
+            beside = (Path(name).parent / f"{module}.py").as_posix()
+            if beside not in self.files and (self.folder / beside).is_file():
+                found = self._text(beside, name)
+                if found is not None:
+                    self._modules_beside(beside, found)
 
     def _columns(self, stage: SftStage | GrpoStage, path: str) -> tuple[str, ...] | None:
         """Columns of the training data if they can be known here; named columns are checked."""
@@ -231,22 +243,17 @@ class _Checker:
             self.problems.append(problem)
         if found.note is not None:
             self.notes.append(f"{path}.data.train: {found.note}")
-        if found.columns is None:
+        columns = found.columns
+        if columns is None:
             return None
-        for field in ("problem", "answer", "messages", "images"):
+        for field in _needed_columns(stage):
             column = getattr(stage.data, field)
-            named = field in stage.data.model_fields_set
-            needed = isinstance(stage, SftStage) and stage.data.messages is None
-            replaced = field == "problem" and stage.data.messages is not None and not named
-            if column is None or column in found.columns or replaced:
-                continue
-            if named or field == "problem" or needed:
-                guess = nearest(column, found.columns)
-                listed = f"Columns: {', '.join(found.columns)}."
-                fix = f"Did you mean `{guess}`?" if guess else listed
+            if column not in columns:
+                guess = nearest(column, columns)
+                fix = f"Did you mean `{guess}`?" if guess else f"Columns: {', '.join(columns)}."
                 place = f"{path}.data.{field}"
                 self.problems.append(Problem(place, column, "is no column of the data", fix))
-        return found.columns
+        return columns
 
     def _text(self, relative: str, path: str) -> str | None:
         """Text of a small file, remembered for the request; None after a problem."""
@@ -265,21 +272,14 @@ class _Checker:
         self.files[relative] = text
         return text
 
-    def _template(self, relative: str | None, path: str, known: set[str] | None = None) -> None:
-        text = None if relative is None else self._text(relative, path)
-        if text is not None:
-            self._parse(text, path, known)
-
     def _parse(self, text: str, path: str, known: set[str] | None) -> None:
         """Syntax of a template, and whether its variables exist when ``known`` says which do."""
+        environment = jinja2.sandbox.SandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
         try:
-            # Chat templates use loop controls and {% generation %}, which Jinja knows by extension.
-            environment = jinja2.sandbox.SandboxedEnvironment(
-                extensions=["jinja2.ext.loopcontrols"]
-            )
             tree = environment.parse(text)
         except jinja2.TemplateSyntaxError as error:
-            if "generation" not in str(error.message):
+            # Chat templates mark the assistant's part with a tag that only transformers knows.
+            if "'generation'" not in str(error.message):
                 reason = f"template error in line {error.lineno}: {error.message}"
                 self.problems.append(Problem(path, None, reason, "Mend this line."))
             return
@@ -288,4 +288,36 @@ class _Checker:
         for name in sorted(jinja2.meta.find_undeclared_variables(tree) - known):
             guess = nearest(name, sorted(known))
             fix = f"Did you mean `{guess}`?" if guess else f"Known: {', '.join(sorted(known))}."
-            self.problems.append(Problem(path, name, "is neither a column nor `content`", fix))
+            self.problems.append(Problem(path, name, "is no variable of this template", fix))
+
+
+def _stage_index(path: str) -> int:
+    """Of `stages[1].…` 1; what belongs to no stage is looked at as if it were the first's."""
+    return int(path[len("stages[") : path.index("]")]) if path.startswith("stages[") else 0
+
+
+def _variables(columns: tuple[str, ...] | None, more: set[str]) -> set[str] | None:
+    return None if columns is None else {*columns, *more}
+
+
+def _needed_columns(stage: SftStage | GrpoStage) -> Iterator[str]:
+    """Fields of `data` whose column must exist: named ones, and defaults that the method reads."""
+    data = stage.data
+    for field in ("problem", "answer", "messages", "images"):
+        named = field in data.model_fields_set
+        read = data.messages is None and (field == "problem" or isinstance(stage, SftStage))
+        if getattr(data, field) is not None and (named or read):
+            yield field
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Top-level names that a Python file imports; none when it does not parse."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]

@@ -271,7 +271,9 @@ def try_rewards(
         prepared = prepare(file)
         results: dict[str, RewardTestView] = {}
         for stage in prepared.spec.stages:
-            for source in stage.rewards if isinstance(stage, GrpoStage) else ():
+            if not isinstance(stage, GrpoStage):
+                continue
+            for source in stage.rewards:
                 if source.file is None or source.function is None:
                     continue
                 path = data or file.parent / stage.data.train
@@ -292,7 +294,7 @@ def try_rewards(
 
 def _samples(
     path: Path, stage: GrpoStage, completions: str, count: int
-) -> Iterator[Mapping[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Rows of a data file as samples of the dry run."""
     answer = stage.data.answer
     column = completions or answer

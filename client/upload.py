@@ -25,8 +25,8 @@ def content_sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()
-    for file in _files(path):
-        digest.update(f"{file.relative_to(path).as_posix()}\0{content_sha256(file)}\n".encode())
+    for part in _files(path):
+        digest.update(f"{part.relative_to(path).as_posix()}\0{content_sha256(part)}\n".encode())
     return digest.hexdigest()
 
 

@@ -147,9 +147,9 @@ class DeploySpec(Strict):
     """Instances at the start; autoscaling moves it afterwards."""
     when: Literal["succeeded", "never"] = "succeeded"
     """`never` keeps the settings for a later `grpohub deploy`."""
-    endpoint_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")] | None = (
-        None
-    )
+    endpoint_name: (
+        Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)] | None
+    ) = None
     """The run's name when absent; an existing endpoint of ours is updated blue/green."""
     engine: EngineSpec = EngineSpec()
     autoscaling: AutoscalingSpec | None = None

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_STEP = 99_999_999
-_RUN_ID = re.compile(r"[a-z0-9](-*[a-z0-9]){0,45}")
+_RUN_ID = re.compile(r"(?=.{1,46}\Z)[a-z0-9](-*[a-z0-9])*")
 _JOB = re.compile(r"(?P<run>[a-z0-9-]{1,46})-(?P<stage>\d)-a(?P<attempt>\d{3,4})")
 _FLAG = re.compile(
     r"runs/(?P<run>[^/]+)/stages/(?P<index>\d)-(?P<stage>[^/]+)/checkpoints/"
