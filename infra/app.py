@@ -1,4 +1,4 @@
-"""The CDK app. `python infra/app.py` and `python -m infra.app` synthesise offline, without CDK's CLI.
+"""The CDK app. `python infra/app.py` and `python -m infra.app` synthesise offline, without the CLI.
 
 The options are those of `infra.options.StackOptions`, from `cdk.json` or `cdk -c name=value`.
 """
@@ -97,7 +97,7 @@ def _fingerprint(context: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # The CDK's CLI says where it wants the assembly; without it, it goes where that would put it.
+    # The CDK's CLI says where it wants the assembly; without it, it goes to the same place.
     print(
         _synthesise(None, {}) if "CDK_OUTDIR" in os.environ else synthesise(REPOSITORY / "cdk.out")
     )

@@ -101,7 +101,7 @@ def layer_folder(repository: Path = REPOSITORY) -> Path:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build beside `folder` and rename: no synth that dies or runs beside another leaves half one."""
+    """Build beside `folder` and rename: a synth that dies never leaves half a folder."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The container images as CDK assets. Synth only fingerprints their sources; a deployment builds them."""
+"""The container images as CDK assets. Synth hashes their sources, a deployment builds them."""
 
 from __future__ import annotations
 

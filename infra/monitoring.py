@@ -88,9 +88,10 @@ class Monitoring(Construct):
                 function.dead_letters.metric_approximate_number_of_messages_visible(
                     period=_FIVE_MINUTES, statistic="Maximum"
                 ),
-                f"An event never reached {name}, or failed there three times. Read the message's error "
-                f"in the queue, and the function's log. When the cause is gone, purge the queue: the "
-                f"reconciler repeats within {RECONCILE_MINUTES} minutes what the event asked for.",
+                f"An event never reached {name}, or failed there three times. Read the message's "
+                f"error in the queue, and the function's log. When the cause is gone, purge the "
+                f"queue: the reconciler repeats within {RECONCILE_MINUTES} minutes what the "
+                f"event asked for.",
             )
 
     def _build_reconciler_alarm(self) -> None:
@@ -99,9 +100,9 @@ class Monitoring(Construct):
             self._functions["reconcile"].function.metric_invocations(
                 period=cdk.Duration.minutes(3 * RECONCILE_MINUTES), statistic="Sum"
             ),
-            f"The reconciler has not run for {3 * RECONCILE_MINUTES} minutes: lost events stay lost, "
-            "and tokens get no heartbeat, so runs time out. Check that its schedule rule is enabled "
-            "and that the account has Lambda concurrency left.",
+            f"The reconciler has not run for {3 * RECONCILE_MINUTES} minutes: lost events stay "
+            "lost, and tokens get no heartbeat, so runs time out. Check that its schedule rule is "
+            "enabled and that the account has Lambda concurrency left.",
             below=True,
             missing=cloudwatch.TreatMissingData.BREACHING,
         )
@@ -119,8 +120,9 @@ class Monitoring(Construct):
         self._alarm(
             "FailedExecutions",
             state_machine.metric_failed(period=_FIVE_MINUTES, statistic="Sum"),
-            "A run failed. `grpohub status <run>` says why. When the cause is mended, `grpohub resume "
-            "<run>` or Redrive in the Step Functions console goes on from the newest checkpoint.",
+            "A run failed. `grpohub status <run>` says why. When the cause is mended, `grpohub "
+            "resume <run>` or Redrive in the Step Functions console goes on from "
+            "the newest checkpoint.",
         )
         self._alarm(
             "TimedOutExecutions",
@@ -131,17 +133,17 @@ class Monitoring(Construct):
         self._alarm(
             "NoProgress",
             self._hub_metric("RunsWithoutProgress", "Maximum"),
-            "A running job has written no complete checkpoint for too long. Look at the run's log and "
-            "at seconds/* in its metrics: a hung rank, an upload that fails, or a job that never "
-            "leaves Stopping.",
+            "A running job has written no complete checkpoint for too long. Look at the run's log "
+            "and at seconds/* in its metrics: a hung rank, an upload that fails, or a job "
+            "that never leaves Stopping.",
         )
 
     def _build_api_alarm(self, api: apigateway.HttpApi) -> None:
         self._alarm(
             "ApiServerErrors",
             api.metric_server_error(period=_FIVE_MINUTES, statistic="Sum"),
-            "The API answered 5xx five times in five minutes. Search the API function's log for the "
-            "request_id that callers were given.",
+            "The API answered 5xx five times in five minutes. Search the API function's log for "
+            "the request_id that callers were given.",
             threshold=5,
         )
 
