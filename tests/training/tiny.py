@@ -25,8 +25,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from training_container.engine.state import Decision, PolicyWeights, TrainState
-from training_container.trainer import StageInputs
+from contracts.run_spec import parse_run_spec
+from training_container.engine.distributed import single_process
+from training_container.engine.state import Best, Decision, PolicyWeights, TrainState
+from training_container.trainer import StageInputs, run_stage
 
 Cell = tuple[int, int]
 Pair = tuple[Cell, Cell]
@@ -239,6 +241,7 @@ class FolderCheckpointer:
         self.stop_after = stop_after
         self.weights = weights
         self.rows: dict[int, dict[str, Any]] = {}
+        self.best: Best | None = None
 
     def load_weights(self, weights: PolicyWeights) -> bool:
         if self.weights is None:
@@ -263,6 +266,7 @@ class FolderCheckpointer:
         step_seconds: float,  # noqa: ARG002 - `Checkpointer`
     ) -> Decision:
         self.rows[step] = dict(metrics)
+        self.best = state.progress.best
         stop = step == self.stop_after
         if self.folder is not None and (last or stop or step % self.every == 0):
             dcp.save({"app": state}, checkpoint_id=self.folder / f"step-{step:04d}")
@@ -306,3 +310,24 @@ def comparable(rows: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any
         }
         for step, row in rows.items()
     }
+
+
+def warm_model(folder: Path, *, steps: int = 60, **shape: Any) -> Path:
+    """A model folder after a short SFT: its answers have the right look, end by themselves, and
+    differ from each other."""
+    base = save_model(folder / "random", **{"hidden": 32, **shape})
+    stage = sft_stage(
+        max_steps=steps,
+        optimizer={"learning_rate": 1e-2, "betas": [0.9, 0.95], "warmup_steps": 5},
+    )
+    run_stage(
+        parse_run_spec(run_document(stage)),
+        0,
+        inputs(folder, sft_rows(all_pairs()), base=base),
+        world=single_process(),
+        checkpointer=FolderCheckpointer(),
+        run_id="warm",
+        attempt=1,
+        generation="g1",
+    )
+    return folder / "model"
