@@ -40,8 +40,8 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     make(BUILD)
     story.tell("data", "600 questions about a screen of 25 buttons, 120 held out; a 1.05 M model")
-    with embedded_mode(OUT / "cloud", log=OUT / "cloud.log") as folder:
-        hub = Hub(settings=load_settings(folder=folder))
+    with embedded_mode(OUT):
+        hub = Hub(settings=load_settings(folder=OUT))
         story.tell("cloud", f"API at {hub.settings.api_url}")
         run = hub.submit(HERE / "run.yaml")
         story.tell("submit", f"run {run.run_id}, three stages")
@@ -74,7 +74,7 @@ def follow(hub: Hub, run: RunView, story: Story) -> tuple[list[Interruption], Ru
         if pending and (run.stages[pending[0].stage].step or 0) >= pending[0].after_step:
             interruption = pending.pop(0)
             time.sleep(4)  # so that there are steps to lose beyond the newest checkpoint
-            take_away(run.run_id, interruption, story)
+            take_away(OUT, run.run_id, interruption, story)
             done.append(interruption)
         time.sleep(1)
     story.tell("deadline", f"not finished after {DEADLINE_SECONDS} s")

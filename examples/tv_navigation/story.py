@@ -74,20 +74,21 @@ class Interruption:
 
 
 @contextmanager
-def embedded_mode(folder: Path, *, log: Path) -> Iterator[Path]:
-    """`grpohub local up` as a process of its own; yields the folder that names its addresses.
+def embedded_mode(folder: Path) -> Iterator[None]:
+    """`grpohub local up` as a process of its own, its state under ``folder``/.grpohub.
 
     Raises:
         RuntimeError: with the log's end, when it does not come up.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "client.cli", "local", "up"]
-    command += ["--state-dir", str(folder), "--port", "0", "--speed", str(SPEED)]
+    state = folder / ".grpohub"
+    state.mkdir(parents=True, exist_ok=True)
+    log = folder / "cloud.log"
+    command = [*_grpohub("up", state), "--port", "0", "--speed", str(SPEED)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        _await_address(process, log)
-        yield Path.cwd()
+        _await_address(process, state / "local.json", log)
+        yield
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -96,19 +97,22 @@ def embedded_mode(folder: Path, *, log: Path) -> Iterator[Path]:
             process.kill()
 
 
-def _await_address(process: subprocess.Popen[bytes], log: Path) -> None:
-    address = Path(".grpohub/local.json")
+def _grpohub(command: str, state: Path) -> list[str]:
+    return [sys.executable, "-m", "local_aws", command, "--state-dir", str(state)]
+
+
+def _await_address(process: subprocess.Popen[bytes], note: Path, log: Path) -> None:
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and process.poll() is None:
-        if address.is_file() and json.loads(address.read_text())["pid"] == process.pid:
+        if note.is_file() and json.loads(note.read_text())["pid"] == process.pid:
             return
         time.sleep(0.2)
     raise RuntimeError(f"the embedded mode did not come up:\n{log.read_text()[-3000:]}")
 
 
-def take_away(run_id: str, interruption: Interruption, story: Story) -> None:
+def take_away(folder: Path, run_id: str, interruption: Interruption, story: Story) -> None:
     """`grpohub local interrupt`, as a person would type it."""
-    command = [sys.executable, "-m", "client.cli", "local", "interrupt", run_id]
+    command = [*_grpohub("interrupt", folder / ".grpohub"), run_id]
     command += ["--hold", str(interruption.hold)]
     command += [] if interruption.with_notice else ["--no-notice"]
     interruption.at = dt.datetime.now(dt.UTC)
