@@ -5,6 +5,7 @@ Faults live in the server and not in a client, so they reach subprocesses too.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import urllib.request
@@ -146,6 +147,7 @@ class _Faulty:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A fresh server with an empty bucket."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = S3Server("")
     app = DomainDispatcherApplication(create_backend_app)
     http = make_server(

@@ -192,8 +192,9 @@ class SpoolCheckpointer:
         folder = self._spool.folder(step)
         if self._local_rank == 0:
             self._spool.drop_unfinished(before=step)
-        value = metrics.get(self._rules.best_metric or "")
-        chosen = {self._rules.best_metric: float(value)} if isinstance(value, int | float) else {}
+        name = self._rules.best_metric or ""
+        value = metrics.get(name)
+        chosen = {name: float(value)} if isinstance(value, int | float) else {}
         futures = write_tensors(
             state.state_dict(), folder, group=self._group, first_on_host=self._local_rank == 0
         )

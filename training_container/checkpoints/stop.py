@@ -23,7 +23,7 @@ class StopSignal:
     def __init__(
         self, *, grace_seconds: float = GRACE_SECONDS, reserve_seconds: float = 15.0
     ) -> None:
-        self._time_to_act = grace_seconds - reserve_seconds
+        self._grace, self._reserve = grace_seconds, reserve_seconds
         self._at: float | None = None
 
     def install(self) -> None:
@@ -42,7 +42,11 @@ class StopSignal:
         """Seconds left to act in, at least 0; negative when no stop is asked for."""
         if self._at is None:
             return -1.0
-        return max(0.0, self._time_to_act - (time.monotonic() - self._at))
+        return max(0.0, self.grace_left() - self._reserve)
+
+    def grace_left(self) -> float:
+        """Seconds until SIGKILL is to be expected; the whole grace when no stop is asked for."""
+        return self._grace - (time.monotonic() - self._at if self._at is not None else 0.0)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.trigger()

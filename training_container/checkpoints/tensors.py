@@ -36,7 +36,7 @@ def write_tensors(
     The caller may change its tensors as soon as this returns. ``group`` (gloo) is used from
     another thread until the futures are done, so it must serve nothing else; None for one rank.
     """
-    parts = {SHARDED: {}, SHARED: {}}
+    parts: dict[str, Tree] = {SHARDED: {}, SHARED: {}}
     for path, leaf in _leaves(tree):
         _put(parts[SHARDED if isinstance(leaf, DTensor) else SHARED], path, leaf)
     futures = []

@@ -31,6 +31,7 @@ from training_container.checkpoints.prune import BestRule, prune
 from training_container.checkpoints.spool import Spool, SpooledStep
 from training_container.checkpoints.store import Store, StoreError
 from training_container.failure import StageError
+from training_container.logs import set_up_logging
 
 __all__ = ["Uploader", "UploaderConfig", "main"]
 
@@ -241,7 +242,7 @@ def _jitter() -> float:
 
 def main(argv: list[str], environ: Mapping[str, str] = os.environ) -> int:
     """`python -m training_container.checkpoints.uploader <config file>`."""
-    logging.basicConfig(level=environ.get("LOG_LEVEL", "INFO"), format="%(name)s %(message)s")
+    set_up_logging(environ)
     drain = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: drain.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

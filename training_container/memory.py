@@ -1,0 +1,150 @@
+"""How much memory a stage will need on each GPU, from shapes alone, before anything loads.
+
+An estimate of the big parts, in GiB; what it leaves out (allocator slack, NCCL buffers, kernels'
+workspace) is covered by `HEADROOM`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts.compute import Rung
+from contracts.instances import INSTANCES, Instance
+from contracts.stages import GrpoStage, SftStage
+
+__all__ = ["Estimate", "ModelShape", "estimate", "read_shape"]
+
+GIB = 1024**3
+HEADROOM = 0.9
+"""Share of a GPU that may be planned for."""
+_MASTER, _GRADIENT, _ADAM = 4, 4, 8
+"""Bytes per weight: float32 master copy, float32 gradient, two float32 moments."""
+_ACTIVATION = 34
+"""Bytes per token, hidden unit and layer that a transformer block keeps for its backward pass in 16
+bits with fused attention (Korthikanti et al. 2022, "Reducing Activation Recomputation", eq. 2
+without the attention term)."""
+_KEPT = 2
+"""The same with gradient checkpointing: only the block's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the estimate needs to know of a model."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+
+
+def read_shape(folder: Path) -> ModelShape | None:
+    """Shape from `config.json` and the headers of the safetensors files; None when they are not
+    there.
+    """
+    config_path, files = folder / "config.json", sorted(folder.glob("*.safetensors"))
+    if not config_path.exists() or not files:
+        return None
+    config: Mapping[str, Any] = json.loads(config_path.read_text())
+    text = config.get("text_config", config)  # vision-language models nest the decoder's shape
+    if "hidden_size" not in text or "num_hidden_layers" not in text:
+        return None
+    return ModelShape(
+        parameters=sum(map(_count, files)),
+        hidden=int(text["hidden_size"]),
+        layers=int(text["num_hidden_layers"]),
+        vocabulary=int(text.get("vocab_size", 0)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One rung of the ladder: GiB per GPU by part, and what a GPU has."""
+
+    instance_type: str
+    ranks: int
+    parts: Mapping[str, float]
+    available: float
+    """GiB of one GPU; of the host on a CPU type."""
+    host_staging: float
+    """GiB of host memory that a checkpoint is copied to."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= HEADROOM * self.available
+
+    def lines(self) -> list[str]:
+        verdict = "fits" if self.fits else "DOES NOT FIT"
+        head = (
+            f"{self.instance_type}, {self.ranks} ranks: {self.total:.2f} of "
+            f"{self.available:.0f} GiB per rank: {verdict}"
+        )
+        parts = [f"  {name}: {size:.2f} GiB" for name, size in self.parts.items()]
+        return [head, *parts, f"  host memory for one save: {self.host_staging:.2f} GiB"]
+
+
+def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Estimate:
+    """Memory of one rank of ``rung``: state sharded over all ranks, activations of one
+    micro-batch.
+    """
+    machine = INSTANCES[rung.instance_type]
+    ranks = machine.ranks * rung.count
+    width = 4 if stage.precision == "float32" or not machine.gpus else 2
+    trained = _trained(shape, stage)
+    frozen_copy = isinstance(stage, GrpoStage) and stage.grpo.kl is not None and not stage.lora
+    parts = {
+        "master weights": _MASTER * shape.parameters / ranks,
+        "gradients and optimizer": (_GRADIENT + _ADAM) * trained / ranks,
+        "reference model": width * shape.parameters / ranks if frozen_copy else 0.0,
+        "gathered layers": 2 * width * shape.parameters / max(1, shape.layers),
+        "activations": _activations(shape, stage, width),
+        "rollout engine": _rollout(stage, machine),
+    }
+    return Estimate(
+        instance_type=rung.instance_type,
+        ranks=ranks,
+        parts={name: size / GIB for name, size in parts.items() if size},
+        available=machine.gpu_memory_gib if machine.gpus else machine.memory_gib,
+        host_staging=(_MASTER + _ADAM) * trained / rung.count / GIB,
+    )
+
+
+def _activations(shape: ModelShape, stage: SftStage | GrpoStage, width: int) -> float:
+    token_layer = stage.micro_batch_tokens * shape.hidden * width / 2
+    if stage.gradient_checkpointing:
+        return token_layer * (_KEPT * shape.layers + _ACTIVATION)
+    return token_layer * _ACTIVATION * shape.layers
+
+
+def _trained(shape: ModelShape, stage: SftStage | GrpoStage) -> float:
+    """Weights with gradients: all, or about two factors of the adapter's rank per linear layer."""
+    if stage.lora is None:
+        return shape.parameters
+    linear_layers = 7 * shape.layers  # q, k, v, o, gate, up, down of today's decoders
+    body = max(1, shape.parameters - 2 * shape.vocabulary * shape.hidden)
+    side = math.sqrt(body / linear_layers)
+    return min(shape.parameters, 2 * stage.lora.rank * side * linear_layers)
+
+
+def _rollout(stage: SftStage | GrpoStage, machine: Instance) -> float:
+    """What vLLM takes; generation with transformers (CPU) reuses the policy's weights."""
+    if not isinstance(stage, GrpoStage) or not machine.gpus or stage.rollout.engine == "hf":
+        return 0.0
+    return stage.rollout.gpu_memory_utilization * machine.gpu_memory_gib * GIB
+
+
+def _count(path: Path) -> int:
+    """Weights of a safetensors file: its header is a length (8 bytes) and JSON with every shape."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return sum(math.prod(entry["shape"]) for k, entry in header.items() if k != "__metadata__")
