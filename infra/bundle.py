@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
+    "BUILD",
     "LAYER_SERVICES",
     "REPOSITORY",
     "BundleError",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+BUILD = REPOSITORY / "build" / "staged"
 PYTHON_VERSION = "3.13"
 PLATFORM = "manylinux2014_aarch64"
 CODE_PACKAGES = ("contracts", "lambdas")
@@ -60,38 +62,38 @@ def code_folder() -> Path:
     return staged_folder("code", CODE_PACKAGES)
 
 
-def staged_folder(name: str, sources: Iterable[str], repository: Path = REPOSITORY) -> Path:
+def staged_folder(name: str, sources: Iterable[str]) -> Path:
     """A copy of some of the repository's files and folders, and nothing else, without caches."""
     files = []
     for source in sources:
-        path = repository / source
+        path = REPOSITORY / source
         files += [path] if path.is_file() else sorted(path.rglob("*"))
     files = [path for path in files if path.is_file() and "__pycache__" not in path.parts]
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(repository)}\0".encode() + path.read_bytes() + b"\0")
+        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes() + b"\0")
 
     def build(into: Path) -> None:
         for path in files:
-            target = into / path.relative_to(repository)
+            target = into / path.relative_to(REPOSITORY)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
 
-    return _build_once(repository / "build" / "staged" / f"{name}-{digest.hexdigest()[:16]}", build)
+    return _build_once(BUILD / f"{name}-{digest.hexdigest()[:16]}", build)
 
 
-def layer_folder(repository: Path = REPOSITORY) -> Path:
+def layer_folder() -> Path:
     """A folder with the functions' libraries under `python/`, for Lambda's arm64 machines.
 
     Raises:
         BundleError: with pip's words, when a library is not in the cache and cannot be fetched.
     """
-    pyproject = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     wanted = sorted([*pyproject["dependencies"], *pyproject["optional-dependencies"]["lambdas"]])
-    constraints = repository / "constraints.txt"
+    constraints = REPOSITORY / "constraints.txt"
     digest = hashlib.sha256(constraints.read_bytes())
     digest.update(repr((wanted, LAYER_SERVICES, PLATFORM, PYTHON_VERSION)).encode())
-    folder = repository / "build" / "staged" / f"layer-{digest.hexdigest()[:16]}"
+    folder = BUILD / f"layer-{digest.hexdigest()[:16]}"
 
     def build(into: Path) -> None:
         _install(wanted, constraints, into / "python")

@@ -216,4 +216,12 @@ class Functions(Construct):
                 )
         if row.permissions:
             allow_key(role, self._in.storage.key)
+        if "KMS_KEY_ARN" in row.environment:
+            # SageMaker attaches the job's volume, encrypted with the key, in the caller's name.
+            allow(
+                role,
+                ["kms:CreateGrant"],
+                [self._in.storage.key.key_arn],
+                conditions={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+            )
         return role

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 from pathlib import Path
 
 from aws_cdk import aws_ecr_assets as ecr_assets
 from constructs import Construct
 
-from infra.bundle import staged_folder
+from infra.bundle import BUILD, staged_folder
 
-__all__ = ["container_image"]
+__all__ = ["base_image", "container_image"]
 
 COMMON_SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "contracts")
 
@@ -32,3 +34,21 @@ def container_image(
         # SageMaker's GPU instances are x86_64, whatever machine builds the image.
         platform=ecr_assets.Platform.LINUX_AMD64,
     )
+
+
+def base_image(framework: str, *, region: str, **choice: str) -> str:
+    """Address of one of AWS's deep learning images in a region.
+
+    The `sagemaker` package knows the accounts of every region, and takes 5 s to import: an answer
+    is kept for as long as the package's version stays.
+    """
+    version = importlib.metadata.version("sagemaker")
+    question = repr((version, framework, region, sorted(choice.items())))
+    answer = BUILD / f"base-image-{hashlib.sha256(question.encode()).hexdigest()[:16]}"
+    if not answer.is_file():
+        from sagemaker.core import image_uris
+
+        address: str = image_uris.retrieve(framework, region=region, **choice)
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        answer.write_text(address)
+    return answer.read_text()

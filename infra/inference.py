@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from constructs import Construct
 
-from infra.images import container_image
+from infra.images import base_image, container_image
 from infra.options import StackOptions
 from infra.permissions import allow
 from infra.roles import sagemaker_role
@@ -15,9 +15,7 @@ __all__ = ["Inference", "inference_base_image"]
 
 def inference_base_image(region: str) -> str:
     """AWS's vLLM image of a region: vLLM with the CUDA and torch builds it was tested with."""
-    from sagemaker.core import image_uris
-
-    return image_uris.retrieve(
+    return base_image(
         "vllm",
         region=region,
         version="0.30.0",

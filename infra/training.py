@@ -5,7 +5,7 @@ from __future__ import annotations
 import aws_cdk as cdk
 from constructs import Construct
 
-from infra.images import container_image
+from infra.images import base_image, container_image
 from infra.options import StackOptions
 from infra.permissions import allow, allow_key
 from infra.roles import sagemaker_role
@@ -18,9 +18,7 @@ READABLE_PREFIXES = ("runs/", "inputs/", "uploads/")
 
 def training_base_image(region: str) -> str:
     """AWS's PyTorch training image of a region: CUDA, NCCL, and EFA for several hosts."""
-    from sagemaker.core import image_uris
-
-    return image_uris.retrieve(
+    return base_image(
         "pytorch",
         region=region,
         version="2.10.0",

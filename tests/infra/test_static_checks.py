@@ -15,7 +15,9 @@ BIN = Path(sys.executable).parent
 
 
 def test_the_template_is_clean_to_cfn_lint(assembly: Assembly) -> None:
-    command = [str(BIN / "cfn-lint"), str(assembly.folder / "GrpoHub.template.json")]
+    template = assembly.folder / "GrpoHub.template.json"
+    # W3005 is about DependsOn that a GetAtt implies too; the CDK writes both.
+    command = [str(BIN / "cfn-lint"), "--ignore-checks", "W3005", "--template", str(template)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
