@@ -12,6 +12,11 @@ worker.py      the worker process: supervisor and loop
 confine.py     what a worker process takes away from itself
 scorer.py      a loaded function, its results normalised
 user_file.py   a user's Python file: its signature recognised
+judge.py       a generative reward model; judge_parser.py reads its words, judge_http.py and
+               judge_local.py are where it runs
+model_source.py, model_http.py: a classifier in this process, or served
+endpoint.py    calls to a service: capped, bounded, retried, given up on
+assets.py      weights from S3, keys from Secrets Manager
 wire.py        frames between trainer and worker
 ```
 

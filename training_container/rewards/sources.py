@@ -86,14 +86,52 @@ class PoolSource:
 
 def build_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
     """The source a run file's entry describes, not yet prepared. Raises RewardConfigError."""
-    if spec.kind == "file":
-        return _file_source(spec, context)
+    match spec.kind:
+        case "file":
+            return _file_source(spec, context)
+        case "model":
+            return _model_source(spec, context)
+        case "judge":
+            return _judge_source(spec)
     assert spec.function is not None
     entry = built_in(spec.function)
     score = entry.bind(spec.parameters)
     if not entry.isolated:
         return InlineSource(spec.name, score)
     return PoolSource(spec.name, _built_in_pool(spec, entry, context))
+
+
+def _model_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
+    # Imported here: torch and boto3 are no business of a dry run of rules.
+    from training_container.rewards.assets import fetch_weights, resolve_secret
+
+    assert spec.model is not None
+    if spec.model.endpoint is not None:
+        from training_container.rewards.model_http import HttpModelSource
+
+        key = resolve_secret(spec.model.endpoint.api_key_secret)
+        return HttpModelSource(spec, context.files, key)
+    from training_container.rewards.model_source import ModelSource
+
+    assert spec.model.source is not None
+    return ModelSource(spec, fetch_weights(spec.model.source), context.files)
+
+
+def _judge_source(spec: RewardSpec) -> RewardSource:
+    from training_container.rewards.assets import fetch_weights, resolve_secret
+    from training_container.rewards.judge import JudgeSource
+
+    assert spec.judge is not None
+    if spec.judge.endpoint is not None:
+        from training_container.rewards.judge_http import HttpAsker
+
+        key = resolve_secret(spec.judge.endpoint.api_key_secret)
+        return JudgeSource(spec, HttpAsker(spec.judge, key))
+    from training_container.rewards.judge_local import LocalAsker
+
+    assert spec.judge.source is not None
+    weights = fetch_weights(spec.judge.source)
+    return JudgeSource(spec, LocalAsker(spec.name, spec.judge, weights))
 
 
 def _built_in_pool(spec: RewardSpec, entry: BuiltIn, context: SourceContext) -> PoolConfig:

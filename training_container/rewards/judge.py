@@ -1,0 +1,176 @@
+"""A generative reward model: asked in words, answering in words that become a number.
+
+Where the judge runs is behind `Asker`: `judge_http.py` outside the job, `judge_local.py` in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from contracts.rewards import JudgeReward, RewardSpec
+from training_container.rewards.interface import (
+    Failure,
+    FailureKind,
+    RewardConfigError,
+    RewardRequest,
+    Sample,
+    Scores,
+)
+from training_container.rewards.judge_parser import Verdict, parse_judgement
+
+__all__ = ["Asker", "Conversation", "JudgeSource", "conversation_text", "seed_of"]
+
+Conversation = tuple[Mapping[str, str], ...]
+"""What a judge is asked: a system message, when there is one, and a user message."""
+
+
+class Asker(Protocol):
+    """Puts conversations to a model."""
+
+    def prepare(self) -> None:
+        """Load or probe. Raises RewardConfigError."""
+
+    def ask(
+        self, conversations: Sequence[Conversation], timeout_seconds: float
+    ) -> list[list[str] | Failure]:
+        """For each conversation the judgements, or why there are none."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the last `ask`."""
+
+    def close(self) -> None:
+        """Free what was loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    value: float | None
+    failure: Failure | None
+
+
+class JudgeSource:
+    """Scores completions by asking a judge about each distinct one.
+
+    Several choices are averaged over those that parse; when none does the sample failed, with the
+    kind of its last judgement.
+    """
+
+    def __init__(self, spec: RewardSpec, asker: Asker) -> None:
+        assert spec.judge is not None
+        self.name = spec.name
+        self._judge: JudgeReward = spec.judge
+        self._timeout_seconds = spec.timeout_seconds
+        self._asker = asker
+        self._cache: dict[str, _Judged] = {}
+        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+        try:
+            self._query = environment.from_string(spec.judge.query_template)
+        except jinja2.TemplateSyntaxError as error:
+            raise RewardConfigError(
+                f"reward {spec.name!r}: query_template, line {error.lineno}: {error.message}"
+            ) from error
+
+    def prepare(self) -> None:
+        self._asker.prepare()
+
+    def confinement(self) -> Mapping[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self._asker.close()
+
+    def score(self, request: RewardRequest) -> Scores:
+        started = time.monotonic()
+        scores = Scores([None] * len(request))
+        asked: dict[str, Conversation] = {}
+        keys: list[str | None] = []
+        for index, sample in enumerate(request.samples):
+            try:
+                conversation = self._conversation(sample)
+            except jinja2.TemplateError as error:
+                scores.failures[index] = Failure(FailureKind.EXCEPTION, f"query: {error}")
+                keys.append(None)
+                continue
+            key = _digest(conversation) if self._judge.cache else f"{index}"
+            keys.append(key)
+            if key not in self._cache:
+                asked[key] = conversation
+        left = max(0.0, self._timeout_seconds - (time.monotonic() - started))
+        judged = self._judge_all(asked, left)
+        for index, key in enumerate(keys):
+            if key is None:
+                continue
+            one = judged.get(key) or self._cache[key]
+            scores.values[index] = one.value
+            if one.failure is not None:
+                scores.failures[index] = one.failure
+        wanted = sum(key is not None for key in keys)
+        scores.metrics = {"asked": len(asked), "cached": wanted - len(asked)}
+        scores.metrics |= self._asker.metrics()
+        return scores
+
+    def _judge_all(self, asked: Mapping[str, Conversation], left: float) -> dict[str, _Judged]:
+        answers = self._asker.ask(list(asked.values()), left)
+        judged = {
+            key: _Judged(None, answer) if isinstance(answer, Failure) else self._average(answer)
+            for key, answer in zip(asked, answers, strict=True)
+        }
+        if self._judge.cache:
+            # A failure may pass; only a judgement is kept.
+            self._cache |= {key: one for key, one in judged.items() if one.failure is None}
+        return judged
+
+    def _average(self, judgements: Sequence[str]) -> _Judged:
+        verdicts = [parse_judgement(text, self._judge.parser) for text in judgements]
+        values = [verdict.value for verdict in verdicts if verdict.value is not None]
+        if values:
+            return _Judged(sum(values) / len(values), None)
+        last = verdicts[-1] if verdicts else Verdict(None, FailureKind.UNPARSABLE)
+        shown = judgements[-1][-200:] if judgements else "no judgement"
+        return _Judged(None, Failure(last.failure or FailureKind.UNPARSABLE, repr(shown)))
+
+    def _conversation(self, sample: Sample) -> Conversation:
+        messages = [*sample.prompt, {"role": "assistant", "content": sample.completion}]
+        query = self._query.render(
+            {
+                **sample.columns,
+                "conversation": conversation_text(messages),
+                "messages": messages,
+                "completion": sample.completion,
+                "ground_truth": sample.ground_truth,
+            }
+        )
+        user = {"role": "user", "content": query}
+        if self._judge.system is None:
+            return (user,)
+        return ({"role": "system", "content": self._judge.system}, user)
+
+
+def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """`User: …`, `Assistant: …`, a message a paragraph; empty ones are left out."""
+    lines = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):  # parts of a multimodal message
+            content = " ".join(str(part.get("text", "")) for part in content)
+        if content:
+            lines.append(f"{str(message['role']).capitalize()}: {content}")
+    return "\n\n".join(lines)
+
+
+def _digest(conversation: Conversation) -> str:
+    text = json.dumps([dict(message) for message in conversation], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def seed_of(conversation: Conversation, choice: int = 0) -> int:
+    """A sampling seed that depends on what is asked alone, so that a resumed run asks alike."""
+    return (int(_digest(conversation)[:8], 16) + choice) % (2**31)
