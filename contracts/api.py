@@ -1,7 +1,8 @@
 """Requests and responses of the HTTP API, shared by the API's handler and the client.
 
-All routes lie under `/v1`. Errors are `application/problem+json` (`ProblemDocument`). Lists are paged: pass the
-`next_token` of one page to get the next; it is absent on the last. Times are ISO 8601 in UTC.
+All routes lie under `/v1`. Errors are `application/problem+json` (`ProblemDocument`). Lists are
+paged: pass the `next_token` of one page to get the next; it is absent on the last. Times are ISO
+8601 in UTC.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ __all__ = [
 
 
 class ApiModel(BaseModel):
-    """JSON in Python form is lax about enums and tuples, so these models are not `Strict`; unknown keys are."""
+    """JSON in Python form is lax about enums and tuples, so these models are not `Strict`; unknown
+    keys are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -226,15 +228,18 @@ class CheckpointView(ApiModel):
 
 
 class CheckpointList(ApiModel):
-    """`GET /runs/{run_id}/checkpoints?stage`, newest first; `stage` is an index, default the latest begun."""
+    """`GET /runs/{run_id}/checkpoints?stage`, newest first; `stage` is an index, default the latest
+    begun."""
 
     checkpoints: list[CheckpointView]
 
 
 class MetricsPage(ApiModel):
-    """`GET /runs/{run_id}/metrics?stage&from_step&limit`: rows by rising step, repeated steps dropped.
+    """`GET /runs/{run_id}/metrics?stage&from_step&limit`: rows by rising step, repeated steps
+    dropped.
 
-    A row: `{"step", "attempt", "generation", "time", "stage", "metrics": {name: number|null|"not computed"}}`.
+    A row: `{"step", "attempt", "generation", "time", "stage", "metrics": {name: number|null|"not
+    computed"}}`.
     """
 
     stage_index: int
@@ -319,11 +324,13 @@ class DeleteEndpointView(ApiModel):
     name: str
     deleted: list[str]
     remaining: list[str]
-    """Deleted later by the reconciler, as an endpoint cannot be deleted while it is being created."""
+    """Deleted later by the reconciler, as an endpoint cannot be deleted while it is being created.
+    """
 
 
 class ChatRequest(BaseModel):
-    """`POST /endpoints/{name}/chat`: an OpenAI chat body, passed on; the answer is the endpoint's own.
+    """`POST /endpoints/{name}/chat`: an OpenAI chat body, passed on; the answer is the endpoint's
+    own.
 
     API Gateway HTTP APIs neither stream nor wait longer than 30 s: for both, call the endpoint with
     `sagemaker-runtime` (the client does).
@@ -354,12 +361,14 @@ class RewardTestRequest(ApiModel):
     """The file's text."""
     function: str
     samples: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
-    """Each `{"completion": str, "ground_truth": str|null, ...dataset columns}`; none: static check only."""
+    """Each `{"completion": str, "ground_truth": str|null, ...dataset columns}`; none: static check
+    only."""
     parameters: dict[str, Any] = {}
 
 
 class RewardTestView(ApiModel):
-    """Problems found without running it, and scores (null: the source abstained) or the error from running it."""
+    """Problems found without running it, and scores (null: the source abstained) or the error from
+    running it."""
 
     problems: list[ProblemView] = []
     scores: list[float | None] | None = None

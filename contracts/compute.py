@@ -78,7 +78,8 @@ class RecoverySpec(Strict):
     max_stalled_attempts: Positive = 3
     """Attempts in a row without a new complete checkpoint before the run fails."""
     capacity_wait_minutes: Annotated[float, Field(gt=0)] = 30.0
-    """How long a new job may wait for instances before the next rung is tried (a single rung waits)."""
+    """How long a new job may wait for instances before the next rung is tried (a single rung
+    waits)."""
     capacity_backoff_seconds: Annotated[int, Field(ge=1)] = 60
     """First pause after the whole ladder had no capacity or quota; doubles up to an hour."""
     failure_backoff_seconds: Annotated[int, Field(ge=1)] = 30

@@ -73,7 +73,8 @@ def attempt_of_job(name: str) -> int:
 
 
 def model_name(run_id: str, version: str, revision: str) -> str:
-    """SageMaker model name: the run, its manifest's sha256 and the engine settings (immutable in AWS)."""
+    """SageMaker model name: the run, its manifest's sha256 and the engine settings (immutable in
+    AWS)."""
     return f"{run_id}-{version[:8]}-{revision[:7]}"
 
 

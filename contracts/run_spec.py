@@ -6,6 +6,8 @@ value, reason and fix; the CLI, the API and the container call it and so say the
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -68,9 +70,14 @@ class RunSpec(Strict):
     """Put on every AWS resource of the run."""
 
 
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return RunSpec.model_json_schema()
+
+
 def run_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of the run file, for editors and the OpenAPI page."""
-    schema = RunSpec.model_json_schema()
+    schema = copy.deepcopy(_schema())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "GRPO Hub run file",
@@ -134,7 +141,7 @@ def _validate(document: Any) -> RunSpec:
 
 def _all_problems(error: ValidationError, document: Any) -> list[Problem]:
     """Field problems, and what can already be said across fields of the document as meant."""
-    report = field_report(error.errors(include_url=False), document, RunSpec.model_json_schema())
+    report = field_report(error.errors(include_url=False), document, _schema())
     try:
         spec = _validate(report.mended)
     except ValidationError:

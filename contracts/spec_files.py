@@ -1,6 +1,7 @@
 """The files a run file names: which they are, and what is wrong with them.
 
-The client uploads their text beside the run file and the control plane freezes it, so both call this and say the same.
+The client uploads their text beside the run file and the control plane freezes it, so both call
+this and say the same.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def named_files(spec: RunSpec) -> tuple[NamedFile, ...]:
 
 
 def check_named_files(spec: RunSpec, files: Mapping[str, str]) -> list[Problem]:
-    """Problems of the named files. ``files`` maps relative paths to text; further files are allowed.
+    """Problems of the named files. ``files`` maps relative paths to text; further files are
+    allowed.
 
-    Reward code may import modules that lie beside it, so a file that the run file does not name is no error.
+    Reward code may import modules that lie beside it, so a file that the run file does not name is
+    no error.
     """
     problems = [
         Problem(name, name, "is not a plain relative path", "Name it without `..`, `\\` or a root.")

@@ -1,0 +1,107 @@
+"""What the syntax tree of a reward file says before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.problems import Problem
+from contracts.reward_files import check_reward_file
+
+COLUMNS = ("problem", "answer", "difficulty")
+
+
+def check(source: str, function: str = "score", **how: Any) -> list[Problem]:
+    return check_reward_file(
+        source, function, path="rewards[0].file", **{"columns": COLUMNS, **how}
+    )
+
+
+def test_a_syntax_error_is_reported_with_its_line() -> None:
+    [problem] = check("x = 1\ndef score(completions):\n    return [\n")
+    assert "syntax error at line 3" in problem.reason
+    assert problem.value == "    return ["
+
+
+def test_a_file_that_holds_null_bytes_is_a_syntax_error_and_not_a_crash() -> None:
+    [problem] = check("x = 1\0")
+    assert "syntax error" in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("def scroe(completions): ...", "Did you mean `scroe`?"),
+        ("def other_thing(completions): ...", "The file defines other_thing."),
+        ("", "The file defines nothing."),
+    ],
+)
+def test_a_missing_function_is_named_with_what_is_there(source: str, fix: str) -> None:
+    [problem] = check(source)
+    assert problem.reason == "is not defined in this file"
+    assert problem.fix == fix
+
+
+ACCEPTED = [
+    "def score(completions, **kwargs): ...",
+    "async def score(completions, answer): ...",
+    "def score(predict, ground_truth): ...",
+    "def score(reward_inputs): ...",
+    "def score(*args): ...",
+    "def score(completions, /, difficulty, *, answer): ...",
+    "def score(completions, length=3, *, scale=2): ...",
+    "def score(*, completions, problem): ...",
+    "def score(completions=None, answer=None): ...",
+    "class score:\n    def __call__(self, completions): ...",
+    "score = make()",
+    "from lib import inner as score",
+    "from lib import score",
+    "import os\nif os.name:\n    pass\nscore = os.fspath",
+    "a, b = 1, 2\nscore = b",
+    "def score(completions, truncated, response_length): ...",
+]
+
+
+@pytest.mark.parametrize("source", ACCEPTED)
+def test_known_shapes_of_reward_functions_are_accepted(source: str) -> None:
+    """EasyR1, TRL and plain forms."""
+    assert check(source) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["def score(): ...", "def score(*, answer): ...", "def score(**kwargs): ..."]
+)
+def test_a_function_that_takes_no_completions_is_refused(source: str) -> None:
+    """EasyR1#338: takes 1 positional argument but 2 were given, found after GPUs were paid for."""
+    [problem] = check(source)
+    assert "takes no completions" in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "fix"),
+    [
+        ("def score(completions, answr): ...", "answr", "Did you mean `answer`?"),
+        ("def score(completions, *, zzz): ...", "zzz", "Columns: problem, answer, difficulty."),
+        ("def score(completions, x, answer=1): ...", "x", "Columns: "),
+    ],
+)
+def test_a_parameter_that_is_no_column_is_refused(source: str, column: str, fix: str) -> None:
+    """ms-swift#7069: missing positional argument for a column, found during training."""
+    [problem] = check(source)
+    assert problem.value == column
+    assert "is no column" in problem.reason
+    assert problem.fix.startswith(fix)
+
+
+def test_columns_are_not_judged_where_they_are_not_known() -> None:
+    assert check("def score(completions, whatever): ...", columns=None) == []
+
+
+def test_parameters_of_the_run_file_must_be_accepted_and_satisfy_the_function() -> None:
+    source = "def score(completions, scale): ..."
+    assert check(source, parameters=("scale",)) == []
+    [missing, unknown] = check(source, parameters=("sclae",))
+    assert "has no parameter `sclae`" in missing.reason
+    assert unknown.value == "scale"
+    assert check("def score(completions, **more): ...", parameters=("anything",)) == []
