@@ -1,0 +1,258 @@
+"""Classifiers and judges in the job: real models, made on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from contracts.rewards import RewardSpec
+from tests.training import tiny
+from training_container.rewards.interface import (
+    FailureKind,
+    RewardConfigError,
+    RewardRequest,
+    RewardSource,
+    Sample,
+    Scores,
+)
+from training_container.rewards.judge import seed_of
+from training_container.rewards.judge_local import LocalAsker
+from training_container.rewards.sources import SourceContext, build_source
+
+torch.set_num_threads(1)
+PROMPT = ({"role": "user", "content": "How to move from (0,0) to (0,1)?"},)
+TEXTS = ("RIGHT", "LEFT", "DOWN DOWN DOWN DOWN", "U", "RIGHT RIGHT")
+
+
+def config(**more: Any) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=len(tiny.tokenizer()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=tiny.PAD_ID,
+        eos_token_id=tiny.EOS_ID,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classifier")
+    torch.manual_seed(1)
+    Qwen2ForSequenceClassification(config(num_labels=1)).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    torch.manual_seed(2)
+    Qwen2ForCausalLM(config()).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def source(kind: str, files: Path = Path(), **settings: Any) -> RewardSource:
+    spec = {"name": "rm", "weight": 1, kind: settings, "timeout_seconds": 60}
+    return build_source(RewardSpec.model_validate_json(json.dumps(spec)), SourceContext(files))
+
+
+def score(source: RewardSource, *texts: str) -> Scores:
+    return source.score(RewardRequest(tuple(Sample(text, prompt=PROMPT) for text in texts)))
+
+
+def by_hand(folder: Path, text: str) -> float:
+    model = Qwen2ForSequenceClassification.from_pretrained(folder)
+    said = [*PROMPT, {"role": "assistant", "content": text}]
+    ids = tiny.tokenizer().apply_chat_template(said, tokenize=False)
+    inputs = tiny.tokenizer()(ids, add_special_tokens=False, return_tensors="pt")
+    with torch.no_grad():
+        return model(**inputs).logits[0, 0].item()
+
+
+# --- classifiers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 16])
+def test_the_reward_is_the_first_logit_however_the_batch_is_cut(
+    classifier: Path, micro_batch_size: int
+) -> None:
+    model = source("model", source=str(classifier), micro_batch_size=micro_batch_size, device="cpu")
+    model.prepare()
+    wanted = [by_hand(classifier, text) for text in TEXTS]
+    assert score(model, *TEXTS).values == pytest.approx(wanted, abs=1e-5)
+    assert len(set(wanted)) == len(TEXTS)
+
+
+def test_a_padding_token_that_also_ends_texts_does_not_move_the_score(
+    classifier: Path, tmp_path: Path
+) -> None:
+    """The classifier takes the last token that is no padding: then it would step over the end."""
+    Qwen2ForSequenceClassification.from_pretrained(classifier).save_pretrained(tmp_path)
+    tokenizer = tiny.tokenizer().from_pretrained(classifier)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>"
+    tokenizer.save_pretrained(tmp_path)
+    alone = source("model", source=str(tmp_path), micro_batch_size=1, device="cpu")
+    together = source("model", source=str(tmp_path), micro_batch_size=16, device="cpu")
+    for model in (alone, together):
+        model.prepare()
+    wanted = score(alone, *TEXTS).values
+    assert score(together, *TEXTS).values == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_conversation_that_is_too_long_is_unscored_and_never_cut(classifier: Path) -> None:
+    model = source("model", source=str(classifier), max_length=64, device="cpu")
+    model.prepare()
+    scores = score(model, "RIGHT", "LEFT " * 64)
+    assert scores.values == [pytest.approx(by_hand(classifier, "RIGHT"), abs=1e-5), None]
+    assert scores.failures[1].kind is FailureKind.TOO_LONG
+
+
+def test_a_causal_model_is_no_reward_model(causal: Path) -> None:
+    """transformers gives it a random head, with a warning nobody reads."""
+    with pytest.raises(RewardConfigError, match=r"no trained classifier.*score"):
+        source("model", source=str(causal), device="cpu").prepare()
+
+
+def test_the_template_of_the_run_is_used_and_none_at_all_is_refused(
+    classifier: Path, tmp_path: Path
+) -> None:
+    """modelscope/ms-swift#8466: an unresolved template was found in mid-training."""
+    (tmp_path / "rm.jinja").write_text("{{ messages[-1]['content'] }}")
+    own = source("model", tmp_path, source=str(classifier), template_file="rm.jinja", device="cpu")
+    usual = source("model", source=str(classifier), device="cpu")
+    for model in (own, usual):
+        model.prepare()
+    assert score(own, "RIGHT").values != score(usual, "RIGHT").values
+    bare = tmp_path / "bare"
+    Qwen2ForSequenceClassification.from_pretrained(classifier).save_pretrained(bare)
+    tokenizer = tiny.tokenizer().from_pretrained(classifier)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(bare)
+    with pytest.raises(RewardConfigError, match="give `template_file`"):
+        source("model", source=str(bare), device="cpu").prepare()
+    with pytest.raises(RewardConfigError, match=r"template_file none\.jinja"):
+        source("model", tmp_path, source=str(classifier), template_file="none.jinja").prepare()
+
+
+def test_an_adapter_is_put_on_the_classifier(classifier: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    base = Qwen2ForSequenceClassification.from_pretrained(classifier)
+    settings = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, init_lora_weights=False)
+    torch.manual_seed(3)
+    get_peft_model(base, settings).save_pretrained(tmp_path)
+    plain = source("model", source=str(classifier), device="cpu")
+    adapted = source("model", source=str(classifier), adapter=str(tmp_path), device="cpu")
+    for model in (plain, adapted):
+        model.prepare()
+    assert score(adapted, "RIGHT").values != score(plain, "RIGHT").values
+
+
+def test_loading_a_model_leaves_the_job_s_random_numbers_alone(
+    classifier: Path, causal: Path
+) -> None:
+    torch.manual_seed(7)
+    wanted = torch.rand(4)
+    torch.manual_seed(7)
+    model = source("model", source=str(classifier), device="cpu")
+    judge = source("judge", source=str(causal), max_tokens=4, temperature=1.0)
+    for one in (model, judge):
+        one.prepare()
+        score(one, "RIGHT", "LEFT")
+    assert torch.equal(torch.rand(4), wanted)
+
+
+def test_a_source_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    for kind in ("model", "judge"):
+        with pytest.raises(RewardConfigError, match="rm"):
+            source(kind, source=str(tmp_path / "nothing")).prepare()
+
+
+# --- judges --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judge_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judge that has learnt one thing: RIGHT is worth 0.9, anything else 0.1."""
+    folder = tmp_path_factory.mktemp("judge")
+    torch.manual_seed(4)
+    model = Qwen2ForCausalLM(config())
+    tokenizer = tiny.tokenizer()
+    examples = []
+    for text in ("RIGHT", "LEFT", "UP", "DOWN"):
+        verdict = f"Reward: {0.9 if text == 'RIGHT' else 0.1}<|im_end|>"
+        asked = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        before = tokenizer(asked, add_special_tokens=False)["input_ids"]
+        after = tokenizer(verdict, add_special_tokens=False)["input_ids"]
+        examples.append((before, after))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(80):
+        loss = torch.zeros(())
+        for before, after in examples:
+            ids = torch.tensor([before + after])
+            labels = torch.tensor([[-100] * len(before) + after])
+            loss = loss + model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_judge_in_the_job_scores_by_its_words(judge_model: Path) -> None:
+    judge = source(
+        "judge",
+        source=str(judge_model),
+        query_template="{{ completion }}",
+        temperature=0,
+        max_tokens=16,
+        choices=2,
+    )
+    judge.prepare()
+    scores = score(judge, "RIGHT", "LEFT", "RIGHT", "DOWN")
+    assert scores.values == pytest.approx([0.9, 0.1, 0.9, 0.1])
+    assert scores.metrics["asked"] == 3
+    assert scores.metrics["judge_tokens"] > 0
+
+
+def test_judgements_depend_on_what_is_asked_and_not_on_its_company(causal: Path) -> None:
+    spec = RewardSpec.model_validate_json(
+        json.dumps(
+            {
+                "name": "j",
+                "weight": 1,
+                "judge": {"source": str(causal), "max_tokens": 8, "temperature": 1.0, "choices": 3},
+            }
+        )
+    )
+    assert spec.judge is not None
+    asker = LocalAsker("j", spec.judge, str(causal))
+    asker.prepare()
+    one = ({"role": "user", "content": "RIGHT"},)
+    other = ({"role": "user", "content": "LEFT LEFT LEFT"},)
+    alone = asker.ask([one], 60)[0]
+    assert asker.ask([other, one], 60)[1] == alone
+    assert isinstance(alone, list)
+    assert len(set(alone)) == 3
+    assert seed_of(one) != seed_of(other)
+
+
+def test_a_judge_past_its_deadline_stops_between_batches(causal: Path) -> None:
+    judge = source("judge", source=str(causal), max_tokens=4)
+    judge.prepare()
+    late = judge._asker.ask([({"role": "user", "content": "x"},)] * 3, -1.0)  # type: ignore[attr-defined]
+    assert [failure.kind for failure in late] == [FailureKind.TIMEOUT] * 3
