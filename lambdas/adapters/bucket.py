@@ -17,7 +17,7 @@ from contracts.checkpoints import (
     newest_complete,
 )
 from contracts.control import Control
-from contracts.layout import StageLayout, parse_s3_uri
+from contracts.layout import StageLayout, parse_flag_key, parse_s3_uri
 from lambdas.adapters.aws import client, error_code
 from lambdas.errors import InputMissingError, ObjectChangedError, ObjectMissingError
 
@@ -118,11 +118,17 @@ class Bucket:
         """All checkpoints of a stage, newest first."""
         return list(complete_checkpoints(layout, self._checkpoints(layout), self._read_flag))
 
-    def checkpoint(self, layout: StageLayout, wanted: CheckpointId) -> CheckpointReport | None:
-        """One checkpoint, judged from its own prefix only; None when it has no flag."""
-        listing = self.list_sizes(layout.checkpoint_prefix(wanted.step, wanted.generation))
+    def checkpoint(
+        self, layout: StageLayout, wanted: CheckpointId
+    ) -> tuple[CheckpointReport, dt.datetime] | None:
+        """(one checkpoint judged from its own prefix, time of its last flag); None without a flag."""
+        prefix = layout.checkpoint_prefix(wanted.step, wanted.generation)
+        objects = list(self._list(self.name, prefix))
+        times = [o["LastModified"] for o in objects if parse_flag_key(o["Key"]) is not None]
+        listing = {o["Key"]: o["Size"] for o in objects}
         reports = complete_checkpoints(layout, listing, self._read_flag)
-        return next((report for report in reports if report.id == wanted), None)
+        found = next((report for report in reports if report.id == wanted), None)
+        return None if found is None else (found, max(times))
 
     def _checkpoints(self, layout: StageLayout) -> Listing:
         return self.list_sizes(layout.checkpoints_prefix)

@@ -156,7 +156,7 @@ class Hosting:
         parsed: dict[str, Any] = json.loads(answer["Body"].read())
         return parsed
 
-    def scale(self, resource: str, dimension: str, least: int, most: int, target: int) -> None:
+    def scale(self, resource: str, dimension: str, *, least: int, most: int, target: int) -> None:
         """Target tracking on invocations per instance (or component copy) and minute."""
         common = {
             "ServiceNamespace": "sagemaker",

@@ -40,27 +40,18 @@ from lambdas.logic.folder import RunFolder
 from lambdas.logic.records import (
     AttemptRecord,
     EndpointRecord,
+    InstanceOwner,
     RunRecord,
     StageRecord,
     TimelineRecord,
 )
 from lambdas.schema import INDEXES, PARTITION_KEY, SORT_KEY, TTL_ATTRIBUTE
 
-__all__ = ["InstanceOwner", "Table"]
+__all__ = ["Table"]
 
 StateT = TypeVar("StateT", RunState, StageState, AttemptState, EndpointState)
 Stateful = RunRecord | StageRecord | AttemptRecord | EndpointRecord
 _REFUSED = "ConditionalCheckFailedException"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class InstanceOwner:
-    """Which attempt an EC2 instance works for."""
-
-    run_id: str
-    stage_index: int
-    stage: str
-    attempt: int
 
 
 class Table:
@@ -217,7 +208,9 @@ class Table:
         """Change an endpoint. False: ``state`` may not follow, or it was deployed anew meanwhile."""
         before = _predecessors(ENDPOINT_TRANSITIONS, state)
         same = Attr("config_name").eq(endpoint.config_name)
-        return self._update(endpoint, before, state=state, also=same, updated_at=_now(), **changes)
+        if state is not None and state is not endpoint.state:
+            changes["updated_at"] = _now()
+        return self._update(endpoint, before, state=state, also=same, **changes)
 
     def add_timeline(self, entry: TimelineRecord) -> bool:
         """Add an entry. False: it was there."""

@@ -13,6 +13,7 @@ from contracts.states import AttemptState, EndpointState, Outcome, RunState, Sta
 __all__ = [
     "AttemptRecord",
     "EndpointRecord",
+    "InstanceOwner",
     "PublishedModel",
     "RunRecord",
     "StageRecord",
@@ -187,3 +188,13 @@ class TimelineRecord:
     stage_index: int | None = None
     attempt: int | None = None
     step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceOwner:
+    """Which attempt an EC2 instance works for."""
+
+    run_id: str
+    stage_index: int
+    stage: str
+    attempt: int

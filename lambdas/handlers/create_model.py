@@ -1,0 +1,15 @@
+"""CreateModel: create or adopt the SageMaker model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lambdas.handlers._entry import entry
+from lambdas.hub import hub
+from lambdas.logic.deploying import create_model
+from lambdas.settings import HostingSettings
+
+
+@entry
+def handler(event: dict[str, Any]) -> dict[str, Any]:
+    return create_model(hub(), event["run_id"], HostingSettings.from_environment())
