@@ -23,6 +23,7 @@ from training_container.engine.distributed import World
 from training_container.engine.errors import DataError, NonFiniteError
 from training_container.engine.lora import add_adapter, merged_weights
 from training_container.engine.scorer import LogProbScorer
+from training_container.engine.seeds import seed_everything
 
 __all__ = ["Passes", "Policy", "compute_dtype", "load_model", "shard"]
 
@@ -147,6 +148,7 @@ class Policy:
         self.parameters = model.num_parameters()
         """Weights of the model, without an adapter's."""
         if stage.lora is not None:
+            seed_everything(stage.seed, "adapter")  # the same factors on every rank and attempt
             add_adapter(model, stage.lora)
         if stage.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
