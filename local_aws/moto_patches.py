@@ -20,6 +20,8 @@ ObjectListener = Callable[[str, str], None]
 ObjectCreatedListener = Callable[[str, Any, Any], None]
 
 
+NO_STREAM = "*"  # no stream can be called so
+
 # The `reason` of S3's 'Object Created' event, by the name that moto gives the operation.
 _REASONS = {
     "s3:ObjectCreated:Put": "PutObject",
@@ -281,6 +283,34 @@ def observe_objects() -> None:
     S3Backend.delete_object = delete_object  # type: ignore[method-assign]
 
 
+def filter_logs_by_stream_prefix() -> None:
+    """FilterLogEvents ignored `logStreamNamePrefix`, and did not interleave streams as AWS does."""
+    from moto.logs.responses import LogsResponse
+
+    def filter_log_events(self: Any) -> str:
+        group, wanted = self._get_param("logGroupName"), self._get_param("logStreamNames", [])
+        if prefix := self._get_param("logStreamNamePrefix"):
+            known = (
+                self.logs_backend.groups[group].streams if group in self.logs_backend.groups else ()
+            )
+            # No name at all would mean every stream.
+            wanted = [name for name in known if name.startswith(prefix)] or [NO_STREAM]
+        events, token, streams = self.logs_backend.filter_log_events(
+            group,
+            wanted,
+            self._get_param("startTime"),
+            self._get_param("endTime"),
+            self._get_param("limit"),
+            self._get_param("nextToken"),
+            self._get_param("filterPattern"),
+            interleaved=True,
+        )
+        answer = {"events": events, "nextToken": token, "searchedLogStreams": streams}
+        return json.dumps(answer)
+
+    LogsResponse.filter_log_events = filter_log_events  # type: ignore[method-assign]
+
+
 # `announce_executions` wraps what `stop_waiting_executions` corrected, so the order matters.
 ALL: tuple[Callable[[], None], ...] = (
     create_machines_in_executing_backend,
@@ -295,6 +325,7 @@ ALL: tuple[Callable[[], None], ...] = (
     reuse_clients,
     report_object_creation,
     observe_objects,
+    filter_logs_by_stream_prefix,
 )
 
 _applied: set[str] = set()

@@ -230,6 +230,23 @@ def observe_objects() -> Any:
     return seen
 
 
+@case
+def filter_logs_by_stream_prefix() -> Any:
+    logs = client("logs")
+    logs.create_log_group(logGroupName="g")
+    now = int(time.time() * 1000)
+    for stream, ages in (("a/1", (3, 1)), ("a/2", (2,)), ("b/1", (0,))):
+        logs.create_log_stream(logGroupName="g", logStreamName=stream)
+        events = [{"timestamp": now - age, "message": f"{stream} {age}"} for age in ages]
+        logs.put_log_events(logGroupName="g", logStreamName=stream, logEvents=events)
+
+    def found(prefix: str) -> list[str]:
+        answer = logs.filter_log_events(logGroupName="g", logStreamNamePrefix=prefix)
+        return [event["message"] for event in answer["events"]]
+
+    return [found("a/"), found("c/")]
+
+
 mock = mock_aws(config={"stepfunctions": {"execute_state_machine": True}})
 
 

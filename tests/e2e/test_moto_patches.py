@@ -84,3 +84,9 @@ def test_each_object_is_reported_once_and_tagging_is_not(answers):
 def test_writes_and_deletes_of_objects_are_observed(answers):
     assert answers["observe_objects"]["with"] == ["some-bucket/a", "some-bucket/a"]
     assert answers["observe_objects"]["without"] == []
+
+
+def test_log_events_are_filtered_by_the_prefix_of_their_stream_and_interleaved(answers):
+    expected = [["a/1 3", "a/2 2", "a/1 1"], []]
+    assert answers["filter_logs_by_stream_prefix"]["with"] == expected
+    assert answers["filter_logs_by_stream_prefix"]["without"] != expected
