@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from boto3.dynamodb.conditions import Attr, ConditionBase, Key
-from boto3.dynamodb.types import TypeSerializer
 from botocore.exceptions import ClientError
 
 from contracts.states import (
@@ -165,26 +164,26 @@ class Table:
         The run's row is checked in the same transaction, so a cancelled run gets no new attempt.
         """
         alive = [RunState.TRAINING, RunState.WAITING_CAPACITY, RunState.WAITING_QUOTA]
-        states = {f":alive{index}": _typed(state.value) for index, state in enumerate(alive)}
+        states = {f":alive{index}": state.value for index, state in enumerate(alive)}
         return self._transact(
             [
                 self._put(write_record(attempt)),
                 {
                     "Update": {
                         "TableName": self._name,
-                        "Key": _typed_item(stage_key(stage.run_id, stage.index)),
+                        "Key": stage_key(stage.run_id, stage.index),
                         "UpdateExpression": "SET attempts = :number",
                         "ConditionExpression": "attempts = :before",
                         "ExpressionAttributeValues": {
-                            ":number": _typed(attempt.number),
-                            ":before": _typed(stage.attempts),
+                            ":number": attempt.number,
+                            ":before": stage.attempts,
                         },
                     }
                 },
                 {
                     "ConditionCheck": {
                         "TableName": self._name,
-                        "Key": _typed_item(run_key(attempt.run_id)),
+                        "Key": run_key(attempt.run_id),
                         "ConditionExpression": f"#state IN ({', '.join(states)})",
                         "ExpressionAttributeNames": {"#state": "state"},
                         "ExpressionAttributeValues": states,
@@ -315,13 +314,13 @@ class Table:
         return {
             "Put": {
                 "TableName": self._name,
-                "Item": _typed_item(item),
+                "Item": item,
                 "ConditionExpression": f"attribute_not_exists({PARTITION_KEY})",
             }
         }
 
     def _transact(self, actions: list[dict[str, Any]]) -> bool:
-        try:
+        try:  # A resource's client turns Python values into DynamoDB's and back.
             self._resource.meta.client.transact_write_items(TransactItems=actions)
         except ClientError as error:
             if error_code(error) != "TransactionCanceledException":
@@ -400,15 +399,6 @@ def _read_token(token: str | None) -> Item | None:
     if not isinstance(key, dict) or not all(isinstance(value, str) for value in key.values()):
         raise ValueError("not a page token")
     return key
-
-
-def _typed(value: Any) -> dict[str, Any]:
-    typed: dict[str, Any] = TypeSerializer().serialize(value)
-    return typed
-
-
-def _typed_item(item: Item) -> dict[str, Any]:
-    return {key: _typed(value) for key, value in item.items()}
 
 
 def _now() -> dt.datetime:

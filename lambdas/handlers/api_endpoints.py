@@ -40,7 +40,7 @@ def delete(name: str) -> Response[DeleteEndpointView]:
     now = dt.datetime.now(dt.UTC)
     note(hub(), row.run_id, "endpoint.deleted", f"endpoint {name} deleted by a user", time=now)
     view = DeleteEndpointView(name=name, deleted=deleted, remaining=remaining)
-    return Response(202, "application/json", view.model_dump_json())  # type: ignore[arg-type]
+    return Response(202, "application/json", view)
 
 
 @router.post("/endpoints/<name>/chat", tags=_TAGS, summary="Ask an endpoint")

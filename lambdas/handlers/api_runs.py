@@ -47,8 +47,8 @@ def _request(body: CreateRunRequest) -> RunRequest:
     return RunRequest(body.spec if body.spec is not None else body.yaml, body.files)
 
 
-def _respond(status: int, view: RunView) -> Response[str]:
-    return Response(status, "application/json", view.model_dump_json())
+def _respond(status: int, view: RunView) -> Response[RunView]:
+    return Response(status, "application/json", view)
 
 
 @router.post("/runs", tags=_TAGS, summary="Start a run (201)")
@@ -62,7 +62,7 @@ def post_run(
     folder = create_run(
         hub(), _request(body), key=key, state_machine_arn=read_setting("STATE_MACHINE_ARN")
     )
-    return _respond(201, run_view(hub(), folder))  # type: ignore[return-value]
+    return _respond(201, run_view(hub(), folder))
 
 
 @router.post("/runs/validate", tags=_TAGS, summary="Check a run file and its files")
@@ -100,7 +100,7 @@ def resume(run_id: str) -> RunView:
 @router.post("/runs/<run_id>/deploy", tags=_TAGS, summary="Deploy a run's model (202)")
 def deploy(run_id: str, body: DeployRequest) -> Response[RunView]:
     folder = deploy_run(hub(), run_id, body.deploy, read_setting("STATE_MACHINE_ARN"))
-    return _respond(202, run_view(hub(), folder))  # type: ignore[return-value]
+    return _respond(202, run_view(hub(), folder))
 
 
 @router.get("/runs/<run_id>/attempts", tags=_TAGS, summary="Training jobs of a run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,7 @@ def _first_cause(folder: RunFolder, state: dict[str, Any]) -> tuple[str, str]:
         return run.error, run.cause or ""
     caught = state.get("error")
     if isinstance(caught, dict):
-        return str(caught.get("Error", "Unknown")), str(caught.get("Cause", ""))[:4000]
+        return str(caught.get("Error", "Unknown")), _words(str(caught.get("Cause", "")))
     ended = [attempt for attempt in folder.attempts if attempt.outcome is not None]
     if ended and folder.current_stage is not None:
         last = max(ended, key=lambda attempt: attempt.planned_at)
@@ -209,6 +210,16 @@ def _first_cause(folder: RunFolder, state: dict[str, Any]) -> tuple[str, str]:
         names = {Outcome.CANCELLED: "JobStopped", Outcome.USER_FAILURE: "UserFailure"}
         return names.get(last.outcome, last.outcome.value), last.reason or "no reason known"
     return "Unknown", "the execution took a path that writes no cause"
+
+
+def _words(cause: str) -> str:
+    """A function's error message out of the JSON that Lambda makes of it."""
+    try:
+        parsed = json.loads(cause)
+    except ValueError:
+        return cause[:4000]
+    message = parsed.get("errorMessage") if isinstance(parsed, dict) else None
+    return str(message or cause)[:4000]
 
 
 def _end_run(hub: Hub, folder: RunFolder, error: str, cause: str) -> None:

@@ -119,9 +119,9 @@ def _stalled(spec: RunSpec, counted: Sequence[AttemptRecord], newest: Checkpoint
     What an attempt made shows in the floor of the next one. An attempt without instances, or interrupted
     before its first save was due, had no fair chance: it neither counts nor breaks the row.
     """
-    floors = [attempt.resume_floor for attempt in counted[1:]] + [newest]
+    after = newest
     count = 0
-    for attempt, after in zip(reversed(counted), reversed(floors), strict=True):
+    for attempt in reversed(counted):
         if _step(after) > _step(attempt.resume_floor):
             break
         long_enough = (attempt.training_seconds or 0) >= spec.checkpoint.every_minutes * 60
@@ -129,6 +129,7 @@ def _stalled(spec: RunSpec, counted: Sequence[AttemptRecord], newest: Checkpoint
             attempt.outcome not in _NO_ROOM and long_enough
         ):
             count += 1
+        after = attempt.resume_floor
     return count
 
 
