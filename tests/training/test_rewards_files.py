@@ -96,6 +96,18 @@ def outcomes(function: UserFunction) -> list[Any]:
             "def reward(inputs):\n"
             "    return [float(r['messages'][-1]['content'] == r['answer']) for r in inputs]",
         ),
+        (
+            "environment",
+            "class reward:\n"
+            "    def reset(self, row): self.right = row['ground_truth']\n"
+            "    def step(self, text): return float(text == self.right)",
+        ),
+        (
+            "environment",
+            "class reward:\n"
+            "    async def reset(self, row): self.right = row['answer']\n"
+            "    async def step(self, text): return 'seen', float(text == self.right), True, {}",
+        ),
     ],
 )
 def test_each_interface_is_recognised_and_called_as_its_own_platform_does(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ def source(kind: str, files: Path = Path(), **settings: Any) -> RewardSource:
 
 def score(source: RewardSource, *texts: str) -> Scores:
     return source.score(RewardRequest(tuple(Sample(text, prompt=PROMPT) for text in texts)))
+
+
+def plugin(folder: Path, code: str, **parameters: Any) -> RewardSource:
+    (folder / "plugin.py").write_text(textwrap.dedent(code))
+    spec = {
+        "name": "mine",
+        "weight": 1,
+        "file": "plugin.py",
+        "function": "Plugin",
+        "parameters": parameters,
+    }
+    made = build_source(
+        RewardSpec.model_validate_json(json.dumps(spec)), SourceContext(folder, workers=1)
+    )
+    made.prepare()
+    return made
 
 
 def by_hand(folder: Path, text: str) -> float:
@@ -159,6 +176,26 @@ def test_an_adapter_is_put_on_the_classifier(classifier: Path, tmp_path: Path) -
     assert score(adapted, "RIGHT").values != score(plain, "RIGHT").values
 
 
+def test_an_adapter_may_bring_the_head_to_a_causal_model(causal: Path, tmp_path: Path) -> None:
+    """A reward model trained with LoRA; the base model's random head is replaced by the saved one
+    and takes nothing from the job's random numbers."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    base = Qwen2ForSequenceClassification.from_pretrained(causal, num_labels=1)
+    settings = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, init_lora_weights=False)
+    get_peft_model(base, settings).save_pretrained(tmp_path)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = source("model", source=str(causal), adapter=str(tmp_path), device="cpu")
+        model.prepare()
+        found.append(score(model, "RIGHT").values)
+        drawn = torch.rand(4)
+        torch.manual_seed(seed)
+        assert torch.equal(torch.rand(4), drawn)
+    assert found[0] == found[1]
+
+
 def test_loading_a_model_leaves_the_job_s_random_numbers_alone(
     classifier: Path, causal: Path
 ) -> None:
@@ -229,6 +266,11 @@ def test_a_judge_in_the_job_scores_by_its_words(judge_model: Path) -> None:
     assert scores.metrics["judge_tokens"] > 0
 
 
+def test_a_classifier_is_no_judge(classifier: Path) -> None:
+    with pytest.raises(RewardConfigError, match=r"cannot write.*lm_head"):
+        source("judge", source=str(classifier)).prepare()
+
+
 def test_judgements_depend_on_what_is_asked_and_not_on_its_company(causal: Path) -> None:
     spec = RewardSpec.model_validate_json(
         json.dumps(
@@ -256,3 +298,49 @@ def test_a_judge_past_its_deadline_stops_between_batches(causal: Path) -> None:
     judge.prepare()
     late = judge._asker.ask([({"role": "user", "content": "x"},)] * 3, -1.0)  # type: ignore[attr-defined]
     assert [failure.kind for failure in late] == [FailureKind.TIMEOUT] * 3
+
+
+# --- plugins -------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_given_the_model_and_scores_rows(classifier: Path, tmp_path: Path) -> None:
+    """The second seed's plugin interface, over a classifier, in a process without credentials."""
+    code = """
+        import torch
+        class Plugin:
+            def __init__(self, model, template, scale):
+                self.model, self.template, self.scale = model, template, scale
+            def __call__(self, inputs, **kwargs):
+                assert inputs[0]["messages"][0]["role"] == "user"
+                batch = self.template.data_collator([self.template.encode(r) for r in inputs])
+                with torch.inference_mode():
+                    return self.scale * self.model(**batch).logits[:, 0]
+    """
+    made = plugin(tmp_path, code, model={"weights": str(classifier)}, scale=2.0)
+    scores = score(made, *TEXTS)
+    made.close()
+    wanted = [2 * by_hand(classifier, text) for text in TEXTS]
+    assert scores.values == pytest.approx(wanted, abs=1e-4), scores.failures
+
+
+@pytest.mark.long
+def test_a_plugin_over_a_causal_model_generates(judge_model: Path, tmp_path: Path) -> None:
+    code = """
+        import re, torch
+        class Plugin:
+            def __init__(self, model, template):
+                self.model, self.tokenizer = model, template.tokenizer
+            def __call__(self, inputs):
+                return [self.one(row["messages"][-1]["content"]) for row in inputs]
+            def one(self, text):
+                asked = self.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+                ids = self.tokenizer(asked, add_special_tokens=False, return_tensors="pt")
+                out = self.model.generate(**ids, do_sample=False, max_new_tokens=16)
+                found = re.search(r"Reward: ([.0-9]+)", self.tokenizer.decode(out[0]))
+                return float(found[1]) if found else None
+    """
+    made = plugin(tmp_path, code, model={"weights": str(judge_model)})
+    scores = score(made, "RIGHT", "UP")
+    made.close()
+    assert scores.values == pytest.approx([0.9, 0.1]), scores.failures

@@ -17,6 +17,7 @@ judge.py       a generative reward model; judge_parser.py reads its words, judge
 model_source.py, model_http.py: a classifier in this process, or served
 endpoint.py    calls to a service: capped, bounded, retried, given up on
 assets.py      weights from S3, keys from Secrets Manager
+plugin.py      a model loaded in a worker, for a user's plugin class
 wire.py        frames between trainer and worker
 ```
 

@@ -14,7 +14,7 @@ from training_container.failure import StageError
 from training_container.inputs import read_secret
 from training_container.rewards.interface import RewardConfigError
 
-__all__ = ["fetch_weights", "resolve_secret"]
+__all__ = ["fetch_folder", "fetch_weights", "resolve_secret"]
 
 _S3 = "s3://"
 
@@ -47,6 +47,20 @@ def fetch_weights(source: str) -> str:
         raise RewardConfigError(f"reward model {source}: nothing is stored there")
     partial.rename(folder)
     return str(folder)
+
+
+def fetch_folder(source: str) -> str:
+    """A folder with the weights, those of a hub id too. Raises RewardConfigError."""
+    found = fetch_weights(source)
+    if Path(found).is_dir():
+        return found
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return str(snapshot_download(found))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise RewardConfigError(f"reward model {source}: {error}") from error
 
 
 def resolve_secret(secret_id: str | None) -> str | None:

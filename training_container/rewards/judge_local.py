@@ -55,11 +55,17 @@ class LocalAsker:
         revision = self._judge.revision
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self._weights, revision=revision)
-            model = AutoModelForCausalLM.from_pretrained(
-                self._weights, revision=revision, dtype=dtype
+            model, info = AutoModelForCausalLM.from_pretrained(
+                self._weights, revision=revision, dtype=dtype, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             raise RewardConfigError(f"reward {self._name!r}: {error}") from error
+        if info["missing_keys"]:
+            missing = ", ".join(sorted(info["missing_keys"])[:3])
+            raise RewardConfigError(
+                f"reward {self._name!r}: {self._judge.source} cannot write, it has no weights for "
+                f"{missing}; a classifier goes under `model`"
+            )
         if self._tokenizer.chat_template is None:
             raise RewardConfigError(
                 f"reward {self._name!r}: the judge's tokenizer has no chat template"

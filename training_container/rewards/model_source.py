@@ -43,18 +43,27 @@ class ModelSource:
 
     def prepare(self) -> None:
         """Load the classifier. Raises RewardConfigError when it is none, or has no template."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        # Missing heads and adapters are initialised at random before their weights are read.
+        gpus = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            self._load()
+
+    def _load(self) -> None:
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         revision = self._settings.revision
         try:
+            config = AutoConfig.from_pretrained(self._weights, revision=revision)
+            if not any("SequenceClassification" in one for one in config.architectures or ()):
+                config.num_labels = 1  # the head comes with an adapter; transformers assumes two
             self._tokenizer = AutoTokenizer.from_pretrained(self._weights, revision=revision)
-            with torch.random.fork_rng():  # a missing head is initialised at random
-                self._model, info = AutoModelForSequenceClassification.from_pretrained(
-                    self._weights,
-                    revision=revision,
-                    dtype=torch.float32 if self._device.type == "cpu" else torch.bfloat16,
-                    output_loading_info=True,
-                )
+            self._model, info = AutoModelForSequenceClassification.from_pretrained(
+                self._weights,
+                revision=revision,
+                config=config,
+                dtype=torch.float32 if self._device.type == "cpu" else torch.bfloat16,
+                output_loading_info=True,
+            )
         except (OSError, ValueError) as error:
             raise RewardConfigError(f"reward {self.name!r}: {error}") from error
         if self._settings.adapter is None and info["missing_keys"]:
@@ -84,7 +93,7 @@ class ModelSource:
 
         try:
             wrapped = PeftModel.from_pretrained(self._model, fetch_weights(adapter))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes differ
             raise RewardConfigError(f"reward {self.name!r}: adapter {adapter}: {error}") from error
         self._model = wrapped.merge_and_unload()
 
@@ -124,19 +133,10 @@ class ModelSource:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _micro_batches(self, tokens: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Conversations of like length together. Where the padding token also ends a text, the
-        classifier could not tell padding from the end: then only equal lengths go together."""
-        exact = self._tokenizer.pad_token_id == self._tokenizer.eos_token_id
-        batch: list[int] = []
-        for index in sorted(tokens, key=lambda i: (len(tokens[i]), i)):
-            full = len(batch) == self._settings.micro_batch_size
-            uneven = exact and batch and len(tokens[batch[0]]) != len(tokens[index])
-            if full or uneven:
-                yield batch
-                batch = []
-            batch.append(index)
-        if batch:
-            yield batch
+        """Conversations of like length together: little padding."""
+        order = sorted(tokens, key=lambda index: (len(tokens[index]), index))
+        size = self._settings.micro_batch_size
+        yield from (order[at : at + size] for at in range(0, len(order), size))
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:

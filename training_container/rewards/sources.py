@@ -153,11 +153,12 @@ def _file_source(spec: RewardSpec, context: SourceContext) -> PoolSource:
         raise RewardConfigError(f"reward {spec.name!r}: there is no file {spec.file}")
     source = path.read_bytes()
     _check_statically(spec, source, context.columns)
+    parameters, folders = _with_weights(spec.parameters)
     load: dict[str, Any] = {
         "file": str(path),
         "sha256": hashlib.sha256(source).hexdigest(),
         "function": spec.function,
-        "parameters": dict(spec.parameters),
+        "parameters": parameters,
         "available": list(context.columns),
     }
     config = PoolConfig(
@@ -167,9 +168,22 @@ def _file_source(spec: RewardSpec, context: SourceContext) -> PoolSource:
         timeout_seconds=spec.timeout_seconds,
         memory_mb=spec.memory_mb,
         network=spec.network,
-        read_paths=(str(path.parent), *context.read_paths),
+        read_paths=(str(path.parent), *folders, *context.read_paths),
     )
     return PoolSource(spec.name, config)
+
+
+def _with_weights(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A parameter `{weights: s3://… or a hub id}` becomes the folder they were fetched to: the code
+    that uses them has neither network nor credentials to fetch them itself."""
+    given, folders = dict(parameters), []
+    for name, value in parameters.items():
+        if isinstance(value, Mapping) and set(value) == {"weights"}:
+            from training_container.rewards.assets import fetch_folder
+
+            given[name] = fetch_folder(str(value["weights"]))
+            folders.append(given[name])
+    return given, folders
 
 
 def _check_statically(spec: RewardSpec, source: bytes, columns: Sequence[str]) -> None:

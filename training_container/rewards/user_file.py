@@ -9,10 +9,13 @@ The function's signature says which interface it follows; nothing has to be decl
 | `(reward_input)`, or one parameter and `REWARD_TYPE = "sequential"` | EasyR1 | one dict |
 | `(predict, ground_truth)` | plain | two values, one sample |
 | `(inputs)` | ms-swift plugin | list of rows: `messages` and every column |
+| object with `reset` and `step` | environment | `reset(row)`, then `step(completion)` |
 
 A function, an object with `__call__`, or a class (made once, with the source's parameters) will
-do, each of them `async` or not. Per-sample results are a number, None (not applicable), or EasyR1's
-dict whose `overall` is the reward and whose other entries become metrics.
+do, each of them `async` or not. A class that wants `(model, template)` gets the model loaded from
+the folder that its parameter `model` names (`plugin.py`). Per-sample results are a number, None
+(not applicable), or EasyR1's dict whose `overall` is the reward and whose other entries become
+metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ _ACCEPTED = """accepted signatures:
   (reward_inputs: list[dict]) -> list[dict]   EasyR1, REWARD_TYPE = "batch"
   (reward_input: dict) -> dict                EasyR1, REWARD_TYPE = "sequential"
   (predict, ground_truth) -> float
-  (inputs: list[dict]) -> list[float | None]"""
+  (inputs: list[dict]) -> list[float | None]
+  an object with reset(row) and step(completion) -> float, or (observation, reward, done, ...)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +99,35 @@ def load_user_function(
         raise RewardConfigError(f"{path.name} has no function {function!r}")
     target = getattr(module, function)
     if inspect.isclass(target):
-        target, parameters = target(**_constructor_arguments(target, parameters)), {}
+        target, parameters = _made(target, parameters), {}
+    if callable(getattr(target, "reset", None)) and callable(getattr(target, "step", None)):
+        return UserFunction("environment", True, None, lambda one: _play(target, one[0]))
     if not callable(target):
         raise RewardConfigError(f"{function} in {path.name} is a {type(target).__name__}")
     return _recognise(target, function, parameters, available, getattr(module, "REWARD_TYPE", None))
 
 
-def _constructor_arguments(cls: type, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+def _made(cls: type, parameters: Mapping[str, Any]) -> Any:
+    """An instance. Raises RewardConfigError when the parameters do not fit its constructor."""
+    wanted = inspect.signature(cls).parameters
+    given = dict(parameters)
+    if {"model", "template"} <= set(wanted) and isinstance(given.get("model"), str):
+        from training_container.rewards.plugin import load_model
+
+        given["model"], given["template"] = load_model(Path(given["model"]))
     try:
-        inspect.signature(cls).bind(**parameters)
+        inspect.signature(cls).bind(**given)
     except TypeError as error:
         raise RewardConfigError(f"{cls.__name__} cannot be made: {error}") from error
-    return parameters
+    return cls(**given)
+
+
+def _play(environment: Any, sample: Sample) -> Any:
+    """One episode of one turn: the environment is set to the row and acts on the completion."""
+    row = {**sample.columns, "messages": list(sample.prompt), "ground_truth": sample.ground_truth}
+    _awaited(environment.reset(row))
+    result = _awaited(environment.step(sample.completion))
+    return result[1] if isinstance(result, tuple) else result
 
 
 def _recognise(
@@ -143,11 +164,14 @@ def _recognise(
 
 def _runner(target: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        result = target(*args, **kwargs, **parameters)
-        # An async callable object is no coroutine function; only its result tells.
-        return asyncio.run(_settle(result)) if inspect.isawaitable(result) else result
+        return _awaited(target(*args, **kwargs, **parameters))
 
     return run
+
+
+def _awaited(result: Any) -> Any:
+    # An async callable object is no coroutine function; only its result tells.
+    return asyncio.run(_settle(result)) if inspect.isawaitable(result) else result
 
 
 async def _settle(result: Awaitable[Any]) -> Any:
