@@ -1,0 +1,207 @@
+"""Endpoints of the embedded SageMaker: from a model in S3 to answers, blue/green, streaming,
+failures.
+"""
+
+import json
+
+import pytest
+
+from contracts.events import EndpointEvent, parse_event
+from local_aws.sagemaker.capacity import Shortage
+from local_aws.server import LocalCloud
+from tests.e2e.small_cloud import image, until, write_assembly
+
+ROLE = "arn:aws:iam::123456789012:role/hosting"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory):
+    """The small cloud with one exported model in its bucket."""
+    folder = tmp_path_factory.mktemp("endpoints")
+    with LocalCloud(write_assembly(folder / "cdk.out"), folder / "state", speed=60) as running:
+        for key in ("model/config.json", "model/model.safetensors"):
+            running.client("s3").put_object(
+                Bucket=running.outputs["BucketName"], Key=key, Body=b"{}"
+            )
+        yield running
+
+
+def make_config(cloud, name, *, prefix="model/", **environment):
+    """A model and an endpoint configuration of one name."""
+    client = cloud.client("sagemaker")
+    uri = f"s3://{cloud.outputs['BucketName']}/{prefix}"
+    source = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    container = {
+        "Image": image("server"),
+        "ModelDataSource": {"S3DataSource": source},
+        "Environment": environment,
+    }
+    client.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer=container)
+    variant = {
+        "VariantName": "AllTraffic",
+        "ModelName": name,
+        "InstanceType": "ml.g5.xlarge",
+        "InitialInstanceCount": 1,
+        "ContainerStartupHealthCheckTimeoutInSeconds": 60,
+    }
+    client.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant])
+
+
+def deploy(cloud, name, **settings):
+    """Create an endpoint with a configuration of its own and wait until that is settled."""
+    make_config(cloud, name, **settings)
+    cloud.client("sagemaker").create_endpoint(EndpointName=name, EndpointConfigName=name)
+    return settled(cloud, name)
+
+
+def settled(cloud, name):
+    """DescribeEndpoint once nothing is under way."""
+    client = cloud.client("sagemaker")
+    done = ("InService", "Failed", "OutOfService")
+    return until(
+        lambda: (d := client.describe_endpoint(EndpointName=name))["EndpointStatus"] in done and d
+    )
+
+
+def ask(cloud, name, body=b"hello"):
+    """InvokeEndpoint; the answer as the container gave it."""
+    answer = cloud.client("sagemaker-runtime").invoke_endpoint(
+        EndpointName=name, ContentType="application/json", Body=body
+    )
+    assert answer["ContentType"] == "application/json"
+    return json.loads(answer["Body"].read())
+
+
+def statuses(cloud, name):
+    """EndpointStatus of each event an endpoint sent, as events spell it."""
+    kind = "SageMaker Endpoint State Change"
+    sent = [event for event in cloud.bus.recent if event["detail-type"] == kind]
+    mine = [event for event in sent if event["detail"]["EndpointName"] == name]
+    assert all(isinstance(parse_event(event), EndpointEvent) for event in mine)
+    return [event["detail"]["EndpointStatus"] for event in mine]
+
+
+def test_an_endpoint_serves_the_model_it_was_given(cloud):
+    description = deploy(cloud, "serves", VERSION="1")
+    assert description["EndpointStatus"] == "InService"
+    assert description["ProductionVariants"][0]["VariantName"] == "AllTraffic"
+    assert ask(cloud, "serves") == {
+        "files": ["config.json", "model.safetensors"],
+        "version": "1",
+        "argv": ["serve"],
+        "echo": "hello",
+    }
+    assert statuses(cloud, "serves") == ["CREATING", "IN_SERVICE"]
+
+
+def test_a_streamed_answer_arrives_part_by_part(cloud):
+    deploy(cloud, "streams")
+    answer = cloud.client("sagemaker-runtime").invoke_endpoint_with_response_stream(
+        EndpointName="streams", ContentType="application/json", Body=b"stream"
+    )
+    assert answer["ContentType"] == "text/event-stream"
+    parts = [event["PayloadPart"]["Bytes"] for event in answer["Body"]]
+    assert len(parts) > 1
+    assert b"".join(parts) == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+
+
+def test_an_error_of_the_container_is_a_model_error_with_its_status_and_words(cloud):
+    deploy(cloud, "errs")
+    client = cloud.client("sagemaker-runtime")
+    with pytest.raises(client.exceptions.ModelError) as caught:
+        client.invoke_endpoint(EndpointName="errs", Body=b"bad")
+    assert caught.value.response["OriginalStatusCode"] == 400
+    assert "bad body" in caught.value.response["OriginalMessage"]
+
+
+def test_an_unknown_endpoint_cannot_be_invoked(cloud):
+    client = cloud.client("sagemaker-runtime")
+    with pytest.raises(client.exceptions.ClientError, match=r"ValidationError.*not found"):
+        client.invoke_endpoint(EndpointName="nobody", Body=b"x")
+
+
+def test_an_update_moves_traffic_to_the_new_container(cloud):
+    deploy(cloud, "updated", VERSION="1")
+    make_config(cloud, "updated-2", VERSION="2")
+    client = cloud.client("sagemaker")
+    client.update_endpoint(EndpointName="updated", EndpointConfigName="updated-2")
+    with pytest.raises(client.exceptions.ClientError, match="in-progress endpoint"):
+        client.update_endpoint(EndpointName="updated", EndpointConfigName="updated-2")
+    description = settled(cloud, "updated")
+    assert description["EndpointConfigName"] == "updated-2"
+    assert ask(cloud, "updated")["version"] == "2"
+    assert statuses(cloud, "updated") == ["CREATING", "IN_SERVICE", "UPDATING", "IN_SERVICE"]
+
+
+def test_an_update_that_never_gets_healthy_rolls_back_and_says_why(cloud):
+    deploy(cloud, "rolled", VERSION="1")
+    make_config(cloud, "rolled-2", FAULT="exit")
+    client = cloud.client("sagemaker")
+    client.update_endpoint(EndpointName="rolled", EndpointConfigName="rolled-2")
+    description = settled(cloud, "rolled")
+    assert description["EndpointStatus"] == "InService"
+    assert description["EndpointConfigName"] == "rolled"
+    assert "ping health check" in description["FailureReason"]
+    assert ask(cloud, "rolled")["version"] == "1"
+
+
+def test_a_container_that_exits_fails_the_endpoint_and_its_words_are_logged(cloud):
+    description = deploy(cloud, "exits", FAULT="exit")
+    assert description["EndpointStatus"] == "Failed"
+    assert "ping health check" in description["FailureReason"]
+    group = "/aws/sagemaker/Endpoints/exits"
+    logs = cloud.client("logs")
+    events = until(lambda: logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"])
+    assert events
+    messages = until(lambda: logs.filter_log_events(logGroupName=group)["events"])
+    assert messages[0]["message"] == "no such weights"
+    assert statuses(cloud, "exits") == ["CREATING", "FAILED"]
+
+
+def test_missing_model_data_fails_the_endpoint(cloud):
+    description = deploy(cloud, "no-data", prefix="nothing/")
+    assert description["EndpointStatus"] == "Failed"
+    assert description["FailureReason"].startswith("Could not find model data at s3://")
+
+
+def test_an_endpoint_without_instances_fails_with_the_capacity_words(cloud):
+    """aws/deep-learning-containers#6411"""
+    cloud.sagemaker.engine.capacity.fail("ml.g5.xlarge", Shortage.CAPACITY, count=1)
+    description = deploy(cloud, "no-instances")
+    assert description["EndpointStatus"] == "Failed"
+    assert description["FailureReason"].startswith("InsufficientInstanceCapacity")
+
+
+def test_an_endpoint_cannot_be_deleted_while_it_is_created_and_is_gone_afterwards(cloud):
+    """aws/amazon-sagemaker-examples#3432"""
+    client = cloud.client("sagemaker")
+    make_config(cloud, "deleted", FAULT="unhealthy")
+    client.create_endpoint(EndpointName="deleted", EndpointConfigName="deleted")
+    with pytest.raises(client.exceptions.ClientError, match="in-progress endpoint"):
+        client.delete_endpoint(EndpointName="deleted")
+    make_config(cloud, "deleted-2")
+    client.create_endpoint(EndpointName="deleted-2", EndpointConfigName="deleted-2")
+    settled(cloud, "deleted-2")
+    client.delete_endpoint(EndpointName="deleted-2")
+    until(lambda: "deleted-2" not in cloud.sagemaker.endpoints)
+    with pytest.raises(client.exceptions.ClientError, match='Could not find endpoint "arn:aws'):
+        client.describe_endpoint(EndpointName="deleted-2")
+
+
+def test_names_are_used_once_and_missing_parts_are_named(cloud):
+    client = cloud.client("sagemaker")
+    make_config(cloud, "once")
+    with pytest.raises(client.exceptions.ClientError, match="already existing model"):
+        make_config(cloud, "once")
+    variant = {"VariantName": "A", "ModelName": "none", "InstanceType": "ml.g5.xlarge"}
+    variant["InitialInstanceCount"] = 1
+    with pytest.raises(client.exceptions.ClientError, match='Could not find model "arn:aws'):
+        client.create_endpoint_config(EndpointConfigName="x", ProductionVariants=[variant])
+    with pytest.raises(
+        client.exceptions.ClientError, match="Could not find endpoint configuration"
+    ):
+        client.create_endpoint(EndpointName="x", EndpointConfigName="none")
+    client.delete_endpoint_config(EndpointConfigName="once")
+    client.delete_model(ModelName="once")
+    with pytest.raises(client.exceptions.ClientError, match="Could not find model"):
+        client.describe_model(ModelName="once")

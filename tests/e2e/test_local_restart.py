@@ -1,0 +1,194 @@
+"""What a new process finds of an earlier one's work: objects, items, jobs, logs, endpoints; and
+what it cannot.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from contracts.events import parse_event
+from local_aws.running import Running
+from local_aws.server import LocalCloud, PortTakenError
+from local_aws.state import LOST
+from tests.e2e import test_local_endpoints as endpoints
+from tests.e2e import test_local_training as training
+from tests.e2e.small_cloud import until, write_assembly
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory):
+    """The small assembly."""
+    return write_assembly(tmp_path_factory.mktemp("assembly"))
+
+
+def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path):
+    with LocalCloud(assembly, tmp_path, speed=60) as cloud:
+        bucket = cloud.outputs["BucketName"]
+        s3, sfn = cloud.client("s3"), cloud.client("stepfunctions")
+        s3.put_object(
+            Bucket=bucket,
+            Key="model/weights",
+            Body=b"\x00\xff",
+            ContentType="application/x-weights",
+            Metadata={"step": "20"},
+        )
+        s3.put_object(Bucket=bucket, Key="model", Body=b"an object beside a folder of its name")
+        s3.put_object(Bucket=bucket, Key="runs/../odd//key ", Body=b"odd")
+        s3.put_object(Bucket=bucket, Key="deleted", Body=b"x")
+        s3.delete_object(Bucket=bucket, Key="deleted")
+        etag = s3.head_object(Bucket=bucket, Key="model/weights")["ETag"]
+        item = {"pk": {"S": "run"}, "sk": {"S": "r1"}, "blob": {"B": b"\x01"}, "n": {"N": "1.5"}}
+        cloud.client("dynamodb").put_item(TableName=cloud.resources["Table"], Item=item)
+        training.create(cloud, "finished", loss="0.5")
+        training.ended(cloud, "finished")
+        training.create(cloud, "in-flight", seconds=600)
+        training.training(cloud, "in-flight")
+        endpoints.deploy(cloud, "lives", VERSION="7")
+        machine = cloud.outputs["MachineArn"]
+        arn = sfn.start_execution(stateMachineArn=machine, name="run-1", input="{}")["executionArn"]
+        children = psutil.Process().children(recursive=True)
+
+    assert children
+    assert not [child for child in children if child.is_running()]
+
+    said = []
+    with LocalCloud(assembly, tmp_path, speed=60, report=said.append) as cloud:
+        s3, sagemaker = cloud.client("s3"), cloud.client("sagemaker")
+        found = s3.get_object(Bucket=bucket, Key="model/weights")
+        assert found["Body"].read() == b"\x00\xff"
+        assert found["ETag"] == etag
+        assert found["ContentType"] == "application/x-weights"
+        assert found["Metadata"] == {"step": "20"}
+        assert s3.get_object(Bucket=bucket, Key="model")["Body"].read().startswith(b"an object")
+        assert s3.get_object(Bucket=bucket, Key="runs/../odd//key ")["Body"].read() == b"odd"
+        keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]]
+        assert "deleted" not in keys
+        key = {"pk": item["pk"], "sk": item["sk"]}
+        table = cloud.resources["Table"]
+        assert cloud.client("dynamodb").get_item(TableName=table, Key=key)["Item"] == item
+        assert training.describe(cloud, "finished")["TrainingJobStatus"] == "Completed"
+        assert training.lines(cloud, "finished", "loss=") == ["loss=0.5;"]
+        assert endpoints.settled(cloud, "lives")["EndpointStatus"] == "InService"
+        assert endpoints.ask(cloud, "lives")["version"] == "7"
+
+        lost = training.describe(cloud, "in-flight")
+        assert lost["TrainingJobStatus"] == "Failed"
+        assert lost["FailureReason"].startswith("InternalServerError")
+        aborted = cloud.client("stepfunctions").describe_execution(executionArn=arn)
+        assert aborted["status"] == "ABORTED"
+        assert aborted["error"] == LOST
+        assert "not kept: training job in-flight was running and is now Failed" in said
+        assert "not kept: execution run-1 was running and is now ABORTED" in said
+        # The control plane hears of it as of any abort, and ends the run itself.
+        kind = "Step Functions Execution Status Change"
+        [event] = [e for e in cloud.bus.recent if e["detail-type"] == kind]
+        assert parse_event(event).detail.execution_arn == arn
+        # A second run of that name stays impossible, as on AWS.
+        with pytest.raises(sagemaker.exceptions.ClientError, match="ExecutionAlreadyExists"):
+            cloud.client("stepfunctions").start_execution(
+                stateMachineArn=machine, name="run-1", input='{"again": true}'
+            )
+
+
+def test_a_busy_port_is_named(tmp_path):
+    with LocalCloud(None, tmp_path / "one") as cloud:
+        command = [sys.executable, "-m", "local_aws", "up", "--port", str(cloud.site.port)]
+        command += ["--state-dir", str(tmp_path / "two"), "--assembly", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"port {cloud.site.port} of 127.0.0.1 is in use" in done.stdout
+
+
+def test_only_one_cloud_runs_in_a_process(tmp_path):
+    second = LocalCloud(None, tmp_path / "two")
+    with LocalCloud(None, tmp_path / "one"), pytest.raises(RuntimeError, match="already running"):
+        second.start()
+    with LocalCloud(None, tmp_path / "two"):
+        pass
+
+
+def test_a_port_that_is_taken_leaves_nothing_locked(tmp_path):
+    with LocalCloud(None, tmp_path / "one") as cloud:
+        port = cloud.site.port
+        LocalCloud._running.release()  # as if the other cloud were another process
+        with pytest.raises(PortTakenError):
+            LocalCloud(None, tmp_path / "two", port=port).start()
+        LocalCloud._running.acquire()
+
+
+def test_up_serves_until_down_and_leaves_no_child(assembly, tmp_path):
+    command = [sys.executable, "-m", "local_aws", "up", "--port", "0"]
+    command += ["--state-dir", str(tmp_path), "--assembly", str(assembly)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        running = until(lambda: (tmp_path / "local.json").is_file() and Running.find(tmp_path))
+        assert running.pid == process.pid
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert again.returncode == 1
+        assert "already runs here" in again.stdout
+        start_job_and_function(running, "worked")
+        until(lambda: running.ask("status")["jobs"] == {"worked": "InProgress/Training"})
+        interrupted = grpohub(tmp_path, "interrupt", "worked", "--no-notice", "--hold", "0.1")
+        assert interrupted.returncode == 0, interrupted.stdout
+        until(lambda: running.ask("status")["jobs"] == {"worked": "InProgress/Training"})
+        children = until(lambda: psutil.Process(process.pid).children(recursive=True))
+        assert grpohub(tmp_path, "down").returncode == 0  # SIGTERM; Ctrl-C takes the same path
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+    output = process.stdout.read().decode()
+    assert process.returncode == 0, output
+    assert f"{running.api_url}" in output
+    assert not [child for child in children if child.is_running()]
+    assert not (tmp_path / "local.json").exists()
+    down = grpohub(tmp_path, "down")
+    assert down.returncode == 1
+    assert "no embedded cloud runs here" in down.stdout
+
+
+def grpohub(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `grpohub local …` on a state folder."""
+    command = [sys.executable, "-m", "local_aws", *arguments, "--state-dir", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def start_job_and_function(running: Running, name: str) -> None:
+    """Give a cloud in another process a training job and a warm function."""
+
+    class Remote:
+        outputs = running.outputs
+
+        @staticmethod
+        def client(service: str):
+            import boto3
+
+            return boto3.client(
+                service,
+                endpoint_url=running.url,
+                region_name=running.region,
+                aws_access_key_id="local",
+                aws_secret_access_key="local",
+            )
+
+    training.create(Remote, name, spot=True, seconds=600, daemon=1)
+    answer = Remote.client("lambda").invoke(FunctionName="Small-Slow", Payload=b"{}")
+    assert json.loads(answer["Payload"].read())
+
+
+def test_children_that_outlive_a_killed_process_are_ended_by_the_next(assembly, tmp_path):
+    command = [sys.executable, "-m", "local_aws", "up", "--port", "0"]
+    command += ["--state-dir", str(tmp_path), "--assembly", str(assembly)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = until(lambda: (tmp_path / "local.json").is_file() and Running.find(tmp_path))
+    start_job_and_function(running, "orphan")
+    until(lambda: running.ask("status")["jobs"] == {"orphan": "InProgress/Training"})
+    children = until(lambda: psutil.Process(process.pid).children(recursive=True))
+    process.kill()
+    process.wait()
+    with LocalCloud(assembly, tmp_path, speed=60) as cloud:
+        assert training.describe(cloud, "orphan")["TrainingJobStatus"] == "Failed"
+        until(lambda: not [c for c in children if c.is_running() and c.status() != "zombie"])
