@@ -101,6 +101,8 @@ class _Worker:
         self._mailbox.put(invocation)
         asked_at = time.monotonic()
         while not invocation.done.wait(_WATCH_SECONDS):
+            if self._site.stopping.is_set():
+                return _failure("Runtime.ExitError", "The embedded cloud is stopping.")
             started = invocation.started_at
             limit = self._config.timeout_seconds if started else INIT_SECONDS
             if time.monotonic() - (started or asked_at) > limit:
