@@ -67,6 +67,7 @@ class SpoolCheckpointer:
         stop: StopSignal | None = None,
         watch: ControlWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_step: Callable[[int, bool], None] | None = None,
     ) -> None:
         self._world, self._spool, self._rules = world, spool, rules
         self._local_rank = local_rank
@@ -74,6 +75,7 @@ class SpoolCheckpointer:
         self._stop = stop or StopSignal()
         self._watch = watch
         self._clock = clock
+        self._on_step = on_step
         # Background writes talk over a group of their own: collectives of one group must not mix.
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._interval = Interval(rules.interval_seconds, clock())
@@ -100,7 +102,7 @@ class SpoolCheckpointer:
         if self._resume is not None:
             state.load_state_dict(read_tensors(state.state_dict(), self._resume))
             log.info("resumed after step %d", state.progress.step)
-        self._save_seconds = local_bytes(state.state_dict()) / ASSUMED_BYTES_PER_SECOND
+        self._save_seconds = local_bytes(state.policy.module) / ASSUMED_BYTES_PER_SECOND
         self._interval.saved(self._clock())
         return self._resume is not None
 
@@ -118,6 +120,8 @@ class SpoolCheckpointer:
         Raises:
             StageError: FENCED when a newer attempt has taken over.
         """
+        if self._on_step is not None:
+            self._on_step(step, last)
         pinned = step in self._rules.pinned_steps
         facts = self._exchange(self._facts(step_seconds))
         best = self._is_best(state, step)

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from contracts.failures import ExitCode
@@ -74,13 +74,17 @@ def read_tensors(tree: Mapping[str, Any], folder: Path) -> Tree:
     return loaded
 
 
-def local_bytes(tree: Mapping[str, Any]) -> int:
-    """Bytes that this rank writes for ``tree``."""
+def local_bytes(module: nn.Module) -> int:
+    """About what this rank writes of a module trained by Adam: weights and two moments.
+
+    Not counted on the state itself: torch makes an optimizer's state when it is asked for it, by a
+    step with zero gradients, which a training that begins must not have behind it.
+    """
     total = 0
-    for _, leaf in _leaves(tree):
-        tensor = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-        if isinstance(tensor, torch.Tensor):
-            total += tensor.numel() * tensor.element_size()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            total += 3 * held.numel() * held.element_size()
     return total
 
 
