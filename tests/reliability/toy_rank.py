@@ -37,10 +37,10 @@ ROWS = 8
 class Policy:
     """Two layers and AdamW; sharded when there are several ranks."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, dropout: float) -> None:
         torch.manual_seed(0)
         self.module = nn.Sequential(
-            nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 16)
+            nn.Linear(16, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 16)
         )
         if world.size > 1:
             fully_shard(self.module, mesh=world.mesh)
@@ -86,7 +86,7 @@ def work(config: RankConfig, stop: StopSignal) -> bool:
     stage = spec.stages[config.stage_index]
     world = init_distributed(timeout_minutes=1)
     checkpointer = make_checkpointer(config, world, stop)
-    policy = Policy(world)
+    policy = Policy(world, float(spec.tags.get("dropout", 0.1)))
     continued = checkpointer.load_weights(PolicyWeights(policy.module))
     state = TrainState(policy, Progress("data", stage.name))
     resumed = checkpointer.restore(state)
