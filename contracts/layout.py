@@ -217,6 +217,10 @@ class StageLayout:
         """Where a host reports its EC2 instance id, so that a Spot warning finds its stage."""
         return f"{self.hosts_prefix}{attempt:03d}/{host_rank}.json"
 
+    def cluster(self, attempt: int) -> str:
+        """How the hosts of the attempt's newest incarnation find their leader."""
+        return f"{self.prefix}cluster/{attempt:03d}.json"
+
     @property
     def sample_prompt(self) -> str:
         """`{"messages": [...]}` of the first validation (else training) row, for the smoke test."""

@@ -1,7 +1,8 @@
 """One container, from SageMaker's files to an exit code: PID 1 of a training job's host.
 
-    read settings and run file -> fetch user files and model -> open the checkpoint to resume from
-    -> start the uploader and one process per rank -> wait -> flush uploads -> publish the model
+    read settings and run file -> join the other hosts -> fetch user files and model -> open the
+    checkpoint to resume from -> start the uploader and one process per rank -> wait -> flush
+    uploads -> agree on the outcome -> publish the model
 
 `python -m training_container [train] [--dry-run]`. Exit codes are `contracts.failures.ExitCode`.
 """
@@ -15,11 +16,10 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,11 @@ from training_container.checkpoints.spool import Spool
 from training_container.checkpoints.stop import StopSignal
 from training_container.checkpoints.store import Store
 from training_container.checkpoints.uploader import UploaderConfig
+from training_container.cluster.addresses import free_port
+from training_container.cluster.beacon import ProgressReader
+from training_container.cluster.limits import ClusterLimits
+from training_container.cluster.many_hosts import ManyHosts
+from training_container.cluster.peers import OneHost, Peers
 from training_container.dry_run import describe
 from training_container.failure import StageError, failure_of, write_failure_file
 from training_container.inputs import (
@@ -73,11 +78,21 @@ class Host:
     weights: OpenedCheckpoint | None
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a caller of `main` may set."""
+
+    environ: Mapping[str, str]
+    rank_module: str
+    limits: ClusterLimits
+
+
 def main(
     argv: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     *,
     rank_module: str = "training_container.rank",
+    limits: ClusterLimits | None = None,
 ) -> int:
     """Run the container; the exit code of the job."""
     parser = argparse.ArgumentParser(prog="python -m training_container")
@@ -97,7 +112,8 @@ def main(
             print(describe(env, inputs))
             return int(ExitCode.OK)
         with _scratch(env.base) as work:
-            failure = run_host(prepare(env, inputs, work), environ, rank_module)
+            settings = Settings(environ, rank_module, limits or ClusterLimits())
+            failure = run_job(env, inputs, work, settings)
     except Exception as error:
         log.exception("the container failed")
         failure = failure_of(error)
@@ -108,14 +124,64 @@ def main(
     return int(failure.code)
 
 
-def prepare(env: SageMakerEnv, inputs: AttemptInputs, work: Path) -> Host:
+def run_job(
+    env: SageMakerEnv, inputs: AttemptInputs, work: Path, settings: Settings
+) -> Failure | None:
+    """This host's part of the job; None when the model is published, else what happened. All hosts
+    of a job come to the same.
+    """
+    store, supervisor = Store(inputs.config.bucket), Supervisor()
+    peers: Peers = OneHost(settings.limits)
+    if env.num_hosts > 1:
+        peers = ManyHosts(
+            env,
+            store,
+            inputs.layout,
+            inputs.config.attempt,
+            supervisor=supervisor,
+            work=work,
+            environ=settings.environ,
+            limits=settings.limits,
+        )
+
+    def train() -> Failure | None:
+        peers.join()
+        with peers.guard(env.output):
+            host = prepare(env, inputs, store, work, peers)
+        return run_host(host, peers, supervisor, settings)
+
+    def publish() -> None:
+        manifest = publish_model(store, inputs.layout, work / "export", inputs.config.attempt)
+        log.info("the model is published: %d files, %d bytes", len(manifest.files), manifest.size)
+
+    try:
+        failure = peers.outcome(_named(train))
+        if failure is None and env.is_leader:
+            failure = _named(publish)
+        peers.announce(failure)
+    finally:
+        peers.close()
+    return failure
+
+
+def _named(work: Callable[[], Failure | None]) -> Failure | None:
+    """What ``work`` comes to, an exception as the failure that it means: other hosts must hear."""
+    try:
+        return work()
+    except Exception as error:
+        log.exception("this host failed")
+        return failure_of(error)
+
+
+def prepare(
+    env: SageMakerEnv, inputs: AttemptInputs, store: Store, work: Path, peers: Peers
+) -> Host:
     """Everything that must be on the disk before a rank starts.
 
     Raises:
         StageError: with the documented code of whatever is missing or wrong.
     """
     config, layout = inputs.config, inputs.layout
-    store = Store(config.bucket)
     control = read_control(store, layout.control)
     if not control.allows(config.attempt):
         raise StageError(ExitCode.FENCED, f"attempt {control.attempt} of this stage has taken over")
@@ -129,7 +195,14 @@ def prepare(env: SageMakerEnv, inputs: AttemptInputs, work: Path) -> Host:
     else:
         model = fetch_hub_model(inputs, work / "model")
     shape = HostShape(env.host_rank, env.num_hosts, env.world_size)
-    resume = open_checkpoint(store, layout, work / "resume", shape=shape, floor=config.resume_floor)
+    resume = open_checkpoint(
+        store,
+        layout,
+        work / "resume",
+        shape=shape,
+        floor=config.resume_floor,
+        agreement=peers.agreement,
+    )
     weights = None
     if config.weights_from is not None:
         source = config.weights_from
@@ -139,12 +212,14 @@ def prepare(env: SageMakerEnv, inputs: AttemptInputs, work: Path) -> Host:
             work / "weights",
             shape=shape,
             exact=source.checkpoint,
+            agreement=peers.agreement,
         )
     for opened, what in ((resume, "resuming after"), (weights, "continuing from")):
         if opened is not None:
             log.info("%s %s, %d bytes", what, opened.id, opened.downloaded_bytes)
-    generation = mint_generation(
-        dt.datetime.now(dt.UTC), after=resume.id.generation if resume else None
+    generation = peers.settle(
+        "generation",
+        mint_generation(dt.datetime.now(dt.UTC), after=resume.id.generation if resume else None),
     )
     report_host(
         store,
@@ -157,62 +232,74 @@ def prepare(env: SageMakerEnv, inputs: AttemptInputs, work: Path) -> Host:
     return Host(env, inputs, store, work, generation, model, resume, weights)
 
 
-def run_host(host: Host, environ: Mapping[str, str], rank_module: str) -> Failure | None:
-    """Train on this host's ranks; None when the model is published, else what happened."""
+def run_host(
+    host: Host, peers: Peers, supervisor: Supervisor, settings: Settings
+) -> Failure | None:
+    """Train on this host's ranks and flush their uploads; None when all went well."""
     stop = StopSignal()
     stop.install()
-    supervisor = Supervisor()
     uploader_file, rank_file = host.work / "uploader.json", host.work / "rank.json"
     uploader_config = _uploader_config(host)
     uploader_config.write(uploader_file)
     _rank_config(host).write(rank_file)
-    (host.work / "notes").mkdir()
+    notes = host.work / "notes"
+    notes.mkdir()
     uploader = supervisor.start(
         "uploader",
         [sys.executable, "-m", "training_container.checkpoints.uploader", str(uploader_file)],
-        environ,
+        settings.environ,
     )
+    master = peers.settle("master", [peers.address, free_port(peers.address)])
+    first, local = host.env.host_rank * host.env.ranks_per_host, host.env.ranks_per_host
+    peers.train(stop, ProgressReader(notes, range(first, first + local)))
     ranks = [
         supervisor.start(
             f"rank {variables['RANK']}",
-            [sys.executable, "-m", rank_module, str(rank_file)],
-            {**environ, **variables},
+            [sys.executable, "-m", settings.rank_module, str(rank_file)],
+            {**settings.environ, **variables},
         )
-        for variables in rank_variables(host.env, environ)
+        for variables in rank_variables(host.env, settings.environ, master, peers.interface)
     ]
+    failure: Failure | None = None
 
-    def keep_uploader() -> None:
+    def every_turn() -> None:
+        nonlocal failure
         if not uploader.running:
             supervisor.restart(uploader)
+        failure = failure or peers.look()
+        if failure is not None:
+            supervisor.kill(ranks)
 
     try:
-        supervisor.watch_ranks(ranks, stop, every_turn=keep_uploader)
+        supervisor.watch_ranks(ranks, stop, every_turn=every_turn)
     except StageError:
         supervisor.kill([*ranks, uploader])
         raise
-    failure = outcome_of_ranks(ranks, host.work / "notes", stopping=stop.requested)
-    _drain(supervisor, uploader, stop)
-    if failure is None:
-        failure = _unfinished_uploads(uploader, uploader_config)
-    if failure is None and host.env.is_leader:
-        manifest = publish_model(
-            host.store, host.inputs.layout, host.work / "export", host.inputs.config.attempt
-        )
-        log.info("the model is published: %d files, %d bytes", len(manifest.files), manifest.size)
-    return failure
+    failure = failure or outcome_of_ranks(ranks, notes, stopping=stop.requested)
+    if failure is not None:
+        peers.report(failure)
+    _drain(supervisor, uploader, stop, lambda: peers.hurry() and settings.limits.drain)
+    return failure or _unfinished_uploads(uploader, uploader_config)
 
 
-def rank_variables(env: SageMakerEnv, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """The variables that torchrun would set, for each rank of this host."""
+def rank_variables(
+    env: SageMakerEnv, environ: Mapping[str, str], master: Sequence[Any], interface: str
+) -> list[dict[str, str]]:
+    """The variables that torchrun would set, for each rank of this host.
+
+    ``master``: address and port of rank 0's store. The interface is pinned, because NCCL and Gloo
+    have been seen to choose a link-local or the loopback one.
+    """
     local = env.ranks_per_host
     # Exactness needs the same number of threads in every incarnation, so it is never left open.
     threads = environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // local)))
     common = {
         "WORLD_SIZE": str(env.world_size),
         "LOCAL_WORLD_SIZE": str(local),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": str(master[0]),
+        "MASTER_PORT": str(master[1]),
+        "GLOO_SOCKET_IFNAME": interface,
+        **({"NCCL_SOCKET_IFNAME": interface} if env.num_hosts > 1 else {}),
         "OMP_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -220,13 +307,19 @@ def rank_variables(env: SageMakerEnv, environ: Mapping[str, str]) -> list[dict[s
     return [{**common, "RANK": str(first + r), "LOCAL_RANK": str(r)} for r in range(local)]
 
 
-def _drain(supervisor: Supervisor, uploader: Child, stop: StopSignal) -> None:
-    """Let the uploader finish: until nothing is left, or until the grace after SIGTERM ends."""
+def _drain(
+    supervisor: Supervisor, uploader: Child, stop: StopSignal, hurry: Callable[[], float | bool]
+) -> None:
+    """Let the uploader finish: until nothing is left, until the grace after SIGTERM ends, or for
+    the seconds that ``hurry`` answers when a host is lost.
+    """
     supervisor.signal([uploader], signal.SIGTERM)
-    started = time.monotonic()
-    while uploader.running and time.monotonic() - started < DRAIN_SECONDS:
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while uploader.running and time.monotonic() < deadline:
         if stop.requested and stop.grace_left() < LEAVING_SECONDS:
             break
+        if seconds := hurry():
+            deadline = min(deadline, time.monotonic() + seconds)
         supervisor.wait(uploader, time.monotonic() + 0.5)
     supervisor.kill([uploader])
 
@@ -324,9 +417,3 @@ def _leave_at_once_on_sigterm(output: Path) -> None:
         os._exit(int(ExitCode.STOPPED))
 
     signal.signal(signal.SIGTERM, leave)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -80,12 +80,16 @@ def read_rank_failures(folder: Path) -> list[RankFailure]:
 
 
 def root_cause(failures: Iterable[RankFailure]) -> RankFailure | None:
-    """The failure that caused the others: a lost peer is a consequence, so CLUSTER notes come
-    last.
+    """The failure that caused the others. A lost peer is a consequence, so CLUSTER notes come last;
+    a leader's failure reaches other ranks as INTERNAL, so those come before them.
     """
-    return min(
-        failures, key=lambda note: (note.failure.code is ExitCode.CLUSTER, note.at), default=None
-    )
+    last = (ExitCode.INTERNAL, ExitCode.CLUSTER)
+
+    def order(note: RankFailure) -> tuple[int, float]:
+        code = note.failure.code
+        return (last.index(code) + 1 if code in last else 0, note.at)
+
+    return min(failures, key=order, default=None)
 
 
 def write_failure_file(output: Path, failure: Failure) -> None:

@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.failures import ExitCode, Failure
 from contracts.layout import RunLayout, StageLayout
 from training_container.checkpoints.stop import StopSignal
+from training_container.cluster.beacon import Beacon, note_step
 from training_container.failure import StageError, failure_of, note_rank_failure
 from training_container.logs import set_up_logging
 
@@ -136,6 +138,7 @@ def make_checkpointer(config: RankConfig, world: World, stop: StopSignal) -> Spo
         weights=Path(config.weights) if config.weights else None,
         stop=stop,
         watch=watch,
+        on_step=partial(note_step, Path(config.notes), world.rank),
     )
 
 
@@ -143,6 +146,7 @@ def run_rank(config: RankConfig, rank: int, work: Work = train) -> ExitCode:
     """Run ``work`` and turn what comes of it into an exit code and, if need be, a note."""
     stop = StopSignal()
     stop.install()
+    Beacon(Path(config.notes), rank).start()
     try:
         return ExitCode.OK if work(config, stop) else ExitCode.STOPPED
     except Exception as error:

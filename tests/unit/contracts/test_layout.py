@@ -132,8 +132,8 @@ def test_no_key_has_a_double_slash_and_every_key_is_under_its_run() -> None:
         run.spec, run.code_prefix, run.code("a/b.py"), run.smoke_test, STAGE.prefix,
         STAGE.checkpoints_prefix, STAGE.host_prefix(1, "g", 0), STAGE.flag(1, "g", 0),
         STAGE.control, STAGE.metrics(1, "g"), STAGE.rollouts(1), STAGE.tensorboard_prefix,
-        STAGE.hosts_prefix, STAGE.host(1, 0), STAGE.model_prefix, STAGE.model_manifest,
-        STAGE.rollouts_prefix, STAGE.metrics_prefix, STAGE.sample_prompt,
+        STAGE.hosts_prefix, STAGE.host(1, 0), STAGE.cluster(1), STAGE.model_prefix,
+        STAGE.model_manifest, STAGE.rollouts_prefix, STAGE.metrics_prefix, STAGE.sample_prompt,
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)
     assert all(key.startswith("runs/tv-20260102-abc123/") and "//" not in key for key in keys)
