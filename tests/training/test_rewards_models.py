@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from contracts.rewards import RewardSpec
 from tests.training import tiny
+from tests.training.reward_models import config, save_classifier, save_judge
 from training_container.rewards.interface import (
     FailureKind,
     RewardConfigError,
@@ -30,27 +31,10 @@ PROMPT = ({"role": "user", "content": "How to move from (0,0) to (0,1)?"},)
 TEXTS = ("RIGHT", "LEFT", "DOWN DOWN DOWN DOWN", "U", "RIGHT RIGHT")
 
 
-def config(**more: Any) -> Qwen2Config:
-    return Qwen2Config(
-        vocab_size=len(tiny.tokenizer()),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        pad_token_id=tiny.PAD_ID,
-        eos_token_id=tiny.EOS_ID,
-        **more,
-    )
-
-
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
-    torch.manual_seed(1)
-    Qwen2ForSequenceClassification(config(num_labels=1)).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
+    return save_classifier(folder)
 
 
 @pytest.fixture(scope="module")
@@ -221,33 +205,7 @@ def test_a_source_that_is_nowhere_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def judge_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A judge that has learnt one thing: RIGHT is worth 0.9, anything else 0.1."""
-    folder = tmp_path_factory.mktemp("judge")
-    torch.manual_seed(4)
-    model = Qwen2ForCausalLM(config())
-    tokenizer = tiny.tokenizer()
-    examples = []
-    for text in ("RIGHT", "LEFT", "UP", "DOWN"):
-        verdict = f"Reward: {0.9 if text == 'RIGHT' else 0.1}<|im_end|>"
-        asked = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        before = tokenizer(asked, add_special_tokens=False)["input_ids"]
-        after = tokenizer(verdict, add_special_tokens=False)["input_ids"]
-        examples.append((before, after))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(80):
-        loss = torch.zeros(())
-        for before, after in examples:
-            ids = torch.tensor([before + after])
-            labels = torch.tensor([[-100] * len(before) + after])
-            loss = loss + model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_judge(tmp_path_factory.mktemp("judge"))
 
 
 def test_a_judge_in_the_job_scores_by_its_words(judge_model: Path) -> None:
