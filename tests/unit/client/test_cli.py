@@ -1,0 +1,433 @@
+"""The command line: what it prints, for people and for programs, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from typer.testing import CliRunner, Result
+
+from client import console
+from client.cli import app
+from client.hub import Hub
+from client.settings import Settings
+from contracts.api import (
+    AttemptList,
+    CheckpointList,
+    DeleteEndpointView,
+    EndpointList,
+    LogLine,
+    LogsPage,
+    MetricsPage,
+    RecipeList,
+    RecipeView,
+    RewardCatalogue,
+    RewardTestView,
+    RewardView,
+    RunPage,
+    TimelinePage,
+    ValidationView,
+)
+from tests.unit.client.run_folders import run_folder
+from tests.unit.client.stub_api import StubApi, problem
+from tests.unit.client.views import (
+    NOON,
+    attempt_view,
+    checkpoint_view,
+    endpoint_view,
+    happened,
+    metric_row,
+    run_view,
+)
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(ROOT.glob("examples/*/run.yaml"))
+RUN_ID = "tv-20260102-abc123"
+RUN = f"/v1/runs/{RUN_ID}"
+
+
+def grpohub(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(item) for item in arguments], input=stdin)
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consoles as wide as a test wants them, bound to what the runner captures."""
+    for name in ("out", "err"):
+        monkeypatch.setattr(getattr(console, name), "_width", 300)
+        monkeypatch.setattr(getattr(console, name), "_height", 100)
+
+
+@pytest.fixture
+def cloud(api: StubApi, monkeypatch: pytest.MonkeyPatch, s3: Any) -> Iterator[StubApi]:
+    """The stub behind every command, with a bucket."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    session = boto3.Session("a", "b", region_name="us-east-1")
+    settings = Settings(api.url, "us-east-1", session)
+    monkeypatch.setattr(console.State, "hub", lambda _self: Hub(settings=settings))
+    return api
+
+
+# Without a hub
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_the_examples_validate(path: Path) -> None:
+    result = grpohub("validate", path)
+    assert result.exit_code == 0, result.output
+    assert "valid" in result.stdout
+
+
+def test_a_wrong_run_file_is_exit_code_2_and_a_report(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, max_stepz=5)
+    result = grpohub("validate", run)
+    assert result.exit_code == 2
+    assert "stages[0].max_stepz" in result.stderr
+    assert "Did you mean `max_steps`?" in result.stderr
+
+
+def test_a_program_gets_the_report_as_json_wherever_it_asks(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, max_stepz=5)
+    for arguments in (("validate", "--json", run), ("--json", "validate", run)):
+        result = grpohub(*arguments)
+        assert result.exit_code == 2
+        report = json.loads(result.stdout)
+        assert report["valid"] is False
+        [only] = report["problems"]
+        assert only["path"] == "stages[0].max_stepz"
+
+    good = run_folder(tmp_path / "good")
+    report = json.loads(grpohub("validate", "--json", good).stdout)
+    assert report == {"valid": True, "problems": [], "notes": []}
+
+
+def test_the_schema_is_json() -> None:
+    result = grpohub("schema")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["title"] == "GRPO Hub run file"
+
+
+def test_the_installed_command_runs_with_the_commands_of_other_parts() -> None:
+    for arguments, words in ((["--version"], "grpohub 0."), (["--help"], "local")):
+        command = [sys.executable, "-m", "client.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        assert words in done.stdout
+
+
+def test_without_a_hub_the_exit_code_is_3_and_the_message_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GRPOHUB_API_URL", raising=False)
+    result = grpohub("list")
+    assert result.exit_code == 3
+    assert "grpohub local up" in result.stderr
+
+
+# Submitting
+
+
+def test_submit_uploads_sends_the_rewritten_file_and_prints_the_run(
+    cloud: StubApi, tmp_path: Path, s3: Any
+) -> None:
+    cloud.on("POST /v1/runs", (201, run_view("PENDING")))
+    result = grpohub("submit", run_folder(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert RUN_ID in result.stdout
+    body = cloud.asked[-1].body
+    assert body["spec"]["model"]["source"].startswith("s3://hub-bucket/inputs/")
+    assert body["spec"]["stages"][0]["data"]["train"].endswith("/train.jsonl")
+    assert set(body["files"]) == {"prompt.jinja", "rewards.py", "helper.py"}
+    stored = [item["Key"] for item in s3.list_objects_v2(Bucket="hub-bucket")["Contents"]]
+    assert sorted(key.split("/", 2)[2] for key in stored) == ["model/config.json", "train.jsonl"]
+
+
+def test_submit_sends_nothing_when_the_file_is_wrong(cloud: StubApi, tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    (tmp_path / "rewards.py").write_text("def score(")
+    result = grpohub("submit", run)
+    assert result.exit_code == 2
+    assert "line 1" in result.stderr
+    assert cloud.asked == []
+
+
+def test_the_hubs_own_refusal_is_shown_like_a_local_one(cloud: StubApi, tmp_path: Path) -> None:
+    wrong = [{"path": "name", "value": "x", "reason": "is taken", "fix": "Use another."}]
+    cloud.on("POST /v1/runs", (422, problem(422, "1 problem", wrong)))
+    result = grpohub("submit", run_folder(tmp_path))
+    assert result.exit_code == 2
+    assert "is taken" in result.stderr
+    assert "req-1" in result.stderr
+
+
+def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
+    cloud: StubApi, tmp_path: Path, s3: Any
+) -> None:
+    cloud.on("POST /v1/runs/validate", ValidationView(valid=True, spec={"resolved": True}))
+    result = grpohub("submit", "--dry-run", run_folder(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "would upload" in result.stdout
+    assert '"resolved": true' in result.stdout
+    assert "Contents" not in s3.list_objects_v2(Bucket="hub-bucket")
+    assert [asked.path for asked in cloud.asked] == ["/v1/info", "/v1/runs/validate"]
+
+    refusal = {"path": "name", "value": "x", "reason": "is taken", "fix": "Use another."}
+    cloud.on("POST /v1/runs/validate", ValidationView(valid=False, problems=[refusal]))
+    result = grpohub("submit", "--dry-run", run_folder(tmp_path / "again"))
+    assert result.exit_code == 2
+    assert "is taken" in result.stderr
+
+
+# Watching
+
+
+def watched(cloud: StubApi, *states: Any) -> None:
+    cloud.on(f"GET {RUN}", *states)
+    entries = [happened("attempt.interrupted", "Spot took it", stage_index=1, step=5)]
+    cloud.on(f"GET {RUN}/timeline", TimelinePage(entries=entries))
+    cloud.on(f"GET {RUN}/attempts", AttemptList(attempts=[attempt_view()]))
+    found = [checkpoint_view(6, complete=False, reasons=["no flag of host 1 of 2"])]
+    cloud.on(f"GET {RUN}/checkpoints", CheckpointList(checkpoints=[*found, checkpoint_view(4)]))
+    rows = [
+        metric_row(4, reward=0.25, **{"validation/reward": 0.75}),
+        metric_row(5, reward=0.5, **{"kl/k3": "not computed", "entropy": None}),
+    ]
+    cloud.on(f"GET {RUN}/metrics", MetricsPage(stage_index=1, rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELLED", 1), ("ENDPOINT_FAILED", 1)]
+)
+def test_watch_prints_what_happens_and_ends_with_the_runs_own_exit_code(
+    cloud: StubApi, end: str, code: int
+) -> None:
+    watched(cloud, run_view("TRAINING"), (503, problem(503, "busy")), run_view(end))
+    result = grpohub("watch", RUN_ID)
+    assert result.exit_code == code, result.output
+    assert "Spot took it" in result.stdout
+    assert result.stdout.count("smooth step 5: reward 0.5, validation/reward 0.75") == 1
+    assert end in result.stdout
+
+
+def test_submit_wait_watches(cloud: StubApi, tmp_path: Path) -> None:
+    cloud.on("POST /v1/runs", (201, run_view("PENDING")))
+    watched(cloud, run_view("FAILED", reason="the data is empty"))
+    result = grpohub("submit", "--wait", run_folder(tmp_path))
+    assert result.exit_code == 1
+    assert "the data is empty" in result.stdout
+
+
+def test_the_live_view_shows_stage_attempt_step_reward_checkpoint_and_interruptions(
+    cloud: StubApi, hub: Hub
+) -> None:
+    from rich.console import Console
+
+    from client.watch import Watch
+
+    watched(cloud, run_view("TRAINING"))
+    watch = Watch(hub, RUN_ID, console.out)
+    watch.observe()
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(watch.view())
+    text = screen.export_text()
+    for part in ("TRAINING", "smooth", "5/20", "0.5", "0.75", "1 interruption(s)", "ml.m5.xlarge",
+                 "resumed from step 4", "checkpoint: step 4", "12.3 MB", "Spot took it"):  # fmt: skip
+        assert part in text
+
+
+def test_watching_ends_when_the_run_does_not_exist(cloud: StubApi) -> None:
+    cloud.on(f"GET {RUN}", (404, problem(404, "there is no such run")))
+    result = grpohub("watch", RUN_ID)
+    assert result.exit_code == 1
+    assert "there is no such run" in result.stderr
+
+
+# Looking
+
+
+def test_list_and_get(cloud: StubApi) -> None:
+    cloud.on("GET /v1/runs", RunPage(runs=[run_view(endpoint_name="tv", reason="waits [for] it")]))
+    result = grpohub("list", "--state", "TRAINING")
+    assert all(word in result.stdout for word in (RUN_ID, "TRAINING", "tv", "waits [for] it"))
+    assert json.loads(grpohub("--json", "list").stdout)[0]["run_id"] == RUN_ID
+
+    model = {"uri": "s3://b/m/", "version": "f" * 64, "stage": "s", "step": 9, "size": 1}
+    asked = {"prompt": "How?", "source": "built in", "answer": "UP", "seconds": 1.5}
+    cloud.on(f"GET {RUN}", run_view("SUCCEEDED", model=model, smoke_test=asked, endpoint_name="tv"))
+    ended = attempt_view(
+        outcome="interrupted", training_seconds=3700, spot_savings=0.7, newest_checkpoint_step=8
+    )
+    cloud.on(f"GET {RUN}/attempts", AttemptList(attempts=[ended, attempt_view(spot=False)]))
+    shown = grpohub("get", RUN_ID).stdout
+    for part in ("s3://b/m/", "How?", "UP", "interrupted", "1 h 1 min", "70%", "on demand"):
+        assert part in shown
+    assert json.loads(grpohub("--json", "get", RUN_ID).stdout)["attempts"][0]["attempt"] == 2
+
+
+def test_checkpoints_say_why_they_are_incomplete(cloud: StubApi) -> None:
+    watched(cloud, run_view())
+    shown = grpohub("checkpoints", RUN_ID).stdout
+    assert "no flag of host 1 of 2" in shown
+    assert "complete" in shown
+    assert len(json.loads(grpohub("--json", "checkpoints", RUN_ID).stdout)) == 2
+
+
+def test_logs_timeline_cancel_and_resume(cloud: StubApi) -> None:
+    line = LogLine(time=NOON, host="algo-1", message="hello [world]")
+    page = LogsPage(job_name="j", lines=[line], complete=True)
+    cloud.on(f"GET {RUN}/logs", page)
+    assert "algo-1 hello [world]" in grpohub("logs", RUN_ID, "-f").stdout
+    assert json.loads(grpohub("--json", "logs", RUN_ID).stdout)["host"] == "algo-1"
+    watched(cloud, run_view())
+    assert "attempt.interrupted Spot took it" in grpohub("timeline", RUN_ID).stdout
+    assert json.loads(grpohub("--json", "timeline", RUN_ID).stdout)[0]["step"] == 5
+    cloud.on(f"POST {RUN}/cancel", (202, run_view("CANCELLING")))
+    assert "CANCELLING" in grpohub("cancel", RUN_ID).stdout
+    cloud.on(f"POST {RUN}/resume", (409, problem(409, "the run is still running")))
+    result = grpohub("resume", RUN_ID)
+    assert (result.exit_code, "still running" in result.stderr) == (1, True)
+    cloud.on(f"POST {RUN}/resume", (202, run_view()))
+    assert json.loads(grpohub("--json", "resume", RUN_ID).stdout)["state"] == "TRAINING"
+
+
+def test_metrics_as_a_table_as_lines_and_as_a_picture(cloud: StubApi, tmp_path: Path) -> None:
+    watched(cloud, run_view())
+    table = grpohub("metrics", RUN_ID, "--stage", "1").stdout
+    assert "validation/reward" in table
+    assert "0.75" in table
+    lines = grpohub("metrics", RUN_ID, "--stage", "1", "--plot", "terminal").stdout
+    assert "▁█" in lines
+    picture = tmp_path / "reward.png"
+    result = grpohub("metrics", RUN_ID, "--stage", "1", "--plot", picture, "--name", "reward")
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads(grpohub("--json", "metrics", RUN_ID, "--stage", "1").stdout)) == 2
+    assert grpohub("metrics", RUN_ID, "--plot", "reward.svg").exit_code == 2
+
+
+# Endpoints
+
+
+def test_deploy_endpoints_and_chat(cloud: StubApi, tmp_path: Path) -> None:
+    cloud.on(f"POST {RUN}/deploy", (202, run_view("DEPLOYING")))
+    settings = tmp_path / "deploy.yaml"
+    settings.write_text("deploy: {instance_type: ml.g5.xlarge}")
+    assert grpohub("deploy", RUN_ID, "--file", settings).exit_code == 0
+    assert cloud.asked[-1].body == {"deploy": {"instance_type": "ml.g5.xlarge"}}
+    assert grpohub("deploy", RUN_ID).exit_code == 0
+    assert cloud.asked[-1].body == {}
+    settings.write_text("[1]")
+    assert grpohub("deploy", RUN_ID, "--file", settings).exit_code == 2
+    assert grpohub("deploy", RUN_ID, "--file", tmp_path / "no.yaml").exit_code == 2
+
+    cloud.on("GET /v1/endpoints", EndpointList(endpoints=[endpoint_view()]))
+    assert "IN_SERVICE" in grpohub("endpoints").stdout
+    cloud.on("GET /v1/endpoints/tv", endpoint_view())
+    assert json.loads(grpohub("endpoints", "get", "tv").stdout)["name"] == "tv"
+    gone = DeleteEndpointView(name="tv", deleted=["endpoint tv"], remaining=["model m"])
+    cloud.on("DELETE /v1/endpoints/tv", (202, gone))
+    shown = grpohub("endpoints", "delete", "tv").stdout
+    assert "deleted endpoint tv" in shown
+    assert "still to go: model m" in shown
+
+    answer = {"choices": [{"message": {"content": "DOWN"}}]}
+    cloud.on("POST /v1/endpoints/tv/chat", (200, answer))
+    assert grpohub("chat", "tv", "How?", "--system", "Be brief.", "--max-tokens", "9").stdout == (
+        "DOWN\n"
+    )
+    assert cloud.asked[-1].body == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "How?"},
+        ],
+        "max_tokens": 9,
+    }
+    assert grpohub("chat", "tv", stdin="From a pipe?\n").stdout == "DOWN\n"
+    assert cloud.asked[-1].body["messages"] == [{"role": "user", "content": "From a pipe?"}]
+    assert grpohub("chat", "tv", stdin="").exit_code == 2
+
+
+# Uploads, recipes, rewards
+
+
+def test_an_upload_says_which_run_it_started(cloud: StubApi, tmp_path: Path, s3: Any) -> None:
+    data = tmp_path / "new.jsonl"
+    data.write_text("{}\n")
+    old = run_view(run_id="old-20260101-aaa111")
+    started = run_view(source="s3://hub-bucket/uploads/nightly/new.jsonl")
+    cloud.on("GET /v1/runs", RunPage(runs=[old]), RunPage(runs=[started, old]))
+    cloud.on(f"GET {RUN}", started)
+    result = grpohub("upload", data, "--recipe", "nightly")
+    assert result.exit_code == 0, result.output
+    assert f"started {RUN_ID}" in result.stdout
+    assert s3.get_object(Bucket="hub-bucket", Key="uploads/nightly/new.jsonl")
+
+
+def test_a_refused_upload_shows_the_report_left_beside_it(
+    cloud: StubApi, tmp_path: Path, s3: Any
+) -> None:
+    data = tmp_path / "new.jsonl"
+    data.write_text("{}\n")
+    cloud.on("GET /v1/runs", RunPage(runs=[]))
+    key = "uploads/nightly/new.jsonl.error.json"
+    s3.put_object(Bucket="hub-bucket", Key=key, Body=b'{"detail": "no such recipe"}')
+    result = grpohub("upload", data, "--recipe", "nightly")
+    assert result.exit_code == 2
+    assert "no such recipe" in result.stderr
+
+
+def test_an_upload_that_would_start_nothing_is_refused_here(cloud: StubApi, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text("{}")
+    assert grpohub("upload", tmp_path / "data.jsonl").exit_code == 2
+    assert grpohub("upload", tmp_path / "none.jsonl", "--recipe", "r").exit_code == 2
+    assert cloud.asked == []
+
+
+def test_a_recipe_is_registered_with_its_files_and_addresses(
+    cloud: StubApi, tmp_path: Path
+) -> None:
+    view = RecipeView(name="nightly", yaml="name: sums", updated_at=NOON)
+    cloud.on("PUT /v1/recipes/nightly", view)
+    cloud.on("GET /v1/recipes/nightly", view)
+    cloud.on("GET /v1/recipes", RecipeList(recipes=["nightly"]))
+    cloud.on("DELETE /v1/recipes/nightly", (200, {}))
+    result = grpohub("recipes", "put", "nightly", run_folder(tmp_path))
+    assert result.exit_code == 0, result.output
+    sent = json.loads(cloud.asked[-1].body["yaml"])
+    assert sent["model"]["source"].startswith("s3://hub-bucket/inputs/")
+    assert "rewards.py" in cloud.asked[-1].body["files"]
+    assert grpohub("recipes", "list").stdout == "nightly\n"
+    assert grpohub("recipes", "get", "nightly").stdout == "name: sums\n"
+    assert grpohub("recipes", "delete", "nightly").exit_code == 0
+
+
+def test_rewards_are_listed_and_reward_files_run_on_real_rows(
+    cloud: StubApi, tmp_path: Path
+) -> None:
+    listed = RewardCatalogue(rewards=[RewardView(name="length", summary="How long.")])
+    cloud.on("GET /v1/rewards", listed)
+    assert "How long." in grpohub("rewards", "list").stdout
+
+    cloud.on("POST /v1/rewards:test", RewardTestView(scores=[1.0, None], seconds=0.5))
+    run = run_folder(tmp_path)
+    result = grpohub("rewards", "test", run, "--rows", "2")
+    assert result.exit_code == 0, result.output
+    assert "1, none" in result.stdout
+    body = cloud.asked[-1].body
+    assert body["samples"][0] == {
+        "problem": "0+1", "answer": "1", "screen": "x", "completion": "1", "ground_truth": "1"
+    }  # fmt: skip
+    assert body["function"] == "score"
+
+    cloud.on("POST /v1/rewards:test", RewardTestView(error="ZeroDivisionError: division by zero"))
+    result = grpohub("rewards", "test", run)
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stdout
+    assert grpohub("rewards", "test", run, "--completions", "nothing").exit_code == 2
