@@ -142,6 +142,23 @@ def stop_waiting_executions() -> None:
     StepFunctionResponse.stop_execution = stop_execution  # type: ignore[method-assign]
 
 
+def hear_early_answers() -> None:
+    """An answer to a token sent before the task's function had returned was lost when the task has
+    a heartbeat.
+    """
+    from moto.stepfunctions.parser.asl.eval.callback.callback import CallbackEndpoint
+
+    setup = CallbackEndpoint.setup_heartbeat_endpoint
+
+    def setup_heartbeat_endpoint(self: Any, heartbeat_seconds: int) -> Any:
+        heartbeat = setup(self, heartbeat_seconds)
+        if self.get_outcome() is not None:
+            heartbeat.notify()
+        return heartbeat
+
+    CallbackEndpoint.setup_heartbeat_endpoint = setup_heartbeat_endpoint  # type: ignore[method-assign]
+
+
 def write_dates_as_text() -> None:
     """Dates in an SDK result, or `$$.Execution.StartTime`, broke the execution; AWS writes them as
     ISO text.
@@ -318,6 +335,7 @@ ALL: tuple[Callable[[], None], ...] = (
     keep_failure_cause,
     ignore_executions_without_environment,
     stop_waiting_executions,
+    hear_early_answers,
     write_dates_as_text,
     spell_sagemaker_errors,
     announce_executions,

@@ -13,6 +13,7 @@ from local_aws.sagemaker.endpoints import Endpoint
 INVOKE_SECONDS = 60.0
 STREAM_SECONDS = 480.0
 MAX_PAYLOAD = 6 * 1024 * 1024
+VARIANT = "AllTraffic"  # the one variant that runs; what the CDK and the hub call it
 _FORWARDED = ("Content-Type", "Accept", "X-Amzn-SageMaker-Custom-Attributes")
 
 
@@ -39,7 +40,7 @@ def invoke(request: Request, endpoint: Endpoint | None, name: str) -> Response:
     if answer.status >= 400:
         return _container_error(answer)
     kind = answer.headers.get("Content-Type", "application/octet-stream")
-    kept = {"x-Amzn-Invoked-Production-Variant": "AllTraffic"}
+    kept = {"x-Amzn-Invoked-Production-Variant": VARIANT}
     if streaming:
         kept["X-Amzn-SageMaker-Content-Type"] = kind
         return Response(

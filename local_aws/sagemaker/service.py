@@ -94,6 +94,7 @@ class SageMaker:
         """Serve one request signed for `sagemaker`: the control API or the runtime."""
         if request.path.startswith("/endpoints/"):
             name = request.path.split("/")[2]
+            self.engine.site.pool.submit(self._count_invocation, name)
             return runtime.invoke(request, self.endpoints.get(name), name)
         operation = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         try:
@@ -312,6 +313,18 @@ class SageMaker:
     def list_tags(self, request: Record) -> Record:
         """ListTags."""
         return {"Tags": self._by_arn(request["ResourceArn"]).get("Tags", [])}
+
+    def _count_invocation(self, name: str) -> None:
+        """The metric by which idle endpoints are found."""
+        dimensions = {"EndpointName": name, "VariantName": runtime.VARIANT}
+        datum = {
+            "MetricName": "Invocations",
+            "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
+            "Value": 1.0,
+            "Unit": "None",
+        }
+        cloudwatch = self.engine.site.client("cloudwatch")
+        cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[datum])
 
     def _by_arn(self, arn: str) -> Record:
         records = [j.record for j in self.jobs.values()]

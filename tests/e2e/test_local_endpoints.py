@@ -2,6 +2,7 @@
 failures.
 """
 
+import datetime
 import json
 
 import pytest
@@ -92,6 +93,30 @@ def test_an_endpoint_serves_the_model_it_was_given(cloud):
         "echo": "hello",
     }
     assert statuses(cloud, "serves") == ["CREATING", "IN_SERVICE"]
+
+
+def test_invocations_are_counted_where_idle_endpoints_are_looked_for(cloud):
+    deploy(cloud, "counted")
+    ask(cloud, "counted")
+    now = datetime.datetime.now(datetime.UTC)
+    hour = datetime.timedelta(hours=1)
+
+    def invocations():
+        answer = cloud.client("cloudwatch").get_metric_statistics(
+            Namespace="AWS/SageMaker",
+            MetricName="Invocations",
+            Dimensions=[
+                {"Name": "EndpointName", "Value": "counted"},
+                {"Name": "VariantName", "Value": "AllTraffic"},
+            ],
+            StartTime=now - hour,
+            EndTime=now + hour,
+            Period=86400,
+            Statistics=["Sum"],
+        )
+        return [point["Sum"] for point in answer["Datapoints"]]
+
+    assert until(invocations) == [1.0]
 
 
 def test_a_streamed_answer_arrives_part_by_part(cloud):
