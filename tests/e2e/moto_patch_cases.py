@@ -132,6 +132,15 @@ def stop_waiting_executions() -> Any:
 
 
 @case
+def hear_early_answers() -> Any:
+    from moto.stepfunctions.parser.asl.eval.callback import callback
+
+    endpoint = callback.CallbackEndpoint("token")
+    endpoint.notify(callback.CallbackOutcomeSuccess("token", "{}"))
+    return endpoint.setup_heartbeat_endpoint(1).clear_and_wait()
+
+
+@case
 def write_dates_as_text() -> Any:
     client("s3").create_bucket(Bucket="some-bucket")
     states = {

@@ -49,6 +49,10 @@ def test_stopping_an_execution_that_waits_for_a_token_aborts_it(answers):
     assert answers["stop_waiting_executions"]["without"][0] == "RUNNING"
 
 
+def test_an_answer_before_the_heartbeat_is_set_up_is_heard(answers):
+    assert answers["hear_early_answers"] == {"with": True, "without": False}
+
+
 def test_dates_in_results_and_context_are_text(answers):
     for text in answers["write_dates_as_text"]["with"]:
         datetime.datetime.fromisoformat(text)
