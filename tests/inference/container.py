@@ -67,14 +67,17 @@ class Container:
         finally:
             connection.close()
 
-    def wait_until_ready(self, seconds: float = 240) -> None:
+    def wait_until_ready(self, seconds: float = 240) -> list[int]:
+        """Health checks as SageMaker makes them, 2 s each, until one succeeds; their statuses."""
+        statuses = []
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError("the container ended:\n" + self.log())
-            with contextlib.suppress(OSError):
-                if self.request("/ping").status == 200:
-                    return
+            with contextlib.suppress(ConnectionError):
+                statuses.append(self.request("/ping", timeout=2).status)
+                if statuses[-1] == 200:
+                    return statuses
             time.sleep(0.1)
         raise AssertionError("the container never became ready:\n" + self.log())
 
@@ -89,7 +92,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(base: Path, deploy: dict[str, Any] | None = None, **variables: str) -> Iterator[Container]:
+def started(
+    base: Path, deploy: dict[str, Any] | None = None, **variables: str
+) -> Iterator[Container]:
     """`python -m inference_container serve` with `base` in the place of /opt/ml."""
     port = free_port()
     environment = {

@@ -1,0 +1,228 @@
+"""What must hold before an engine starts: settings, the model's files, the engine's command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from contracts.compute import EngineSpec
+from inference_container import engines
+from inference_container.engines import Resolved, choose_engine, gpu_count, tensor_parallel_size
+from inference_container.fetch import fetch_adapters, fetch_chat_template
+from inference_container.settings import Settings, StartError
+from inference_container.verify import verify_model
+from tests.inference.container import started
+from tests.inference.tiny_model import write_adapter, write_manifest
+
+
+@pytest.fixture
+def base(tmp_path: Path, model_base: Path) -> Path:
+    """A copy of the model that a test may spoil."""
+    shutil.copytree(model_base / "model", tmp_path / "model")
+    return tmp_path
+
+
+def settings_of(base: Path, deploy: dict[str, Any] | None = None, **variables: str) -> Settings:
+    return Settings.from_environment(
+        {"SAGEMAKER_BASE_DIR": str(base), "GRPOHUB_DEPLOY": json.dumps(deploy or {}), **variables}
+    )
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_altered_weights_are_a_start_failure_that_names_the_file(base: Path) -> None:
+    alter(base / "model/model.safetensors")
+    with started(base) as container:
+        code = container.process.wait(60)
+    assert code == 3
+    last = container.log().strip().splitlines()[-1]
+    assert last.startswith("grpohub: start failed: model.safetensors was altered")
+
+
+def test_a_setting_that_no_engine_knows_is_a_start_failure(base: Path) -> None:
+    with started(base, {"max_model_length": 5}) as container:
+        code = container.process.wait(60)
+    assert code == 3
+    assert "start failed: GRPOHUB_DEPLOY: deploy.engine.max_model_length" in container.log()
+
+
+def test_the_exported_model_is_verified(base: Path) -> None:
+    manifest = verify_model(base / "model")
+    assert verify_model(base / "model", version=manifest.version) == manifest
+
+
+def test_a_missing_file_is_named(base: Path) -> None:
+    (base / "model/tokenizer.json").unlink()
+    with pytest.raises(StartError, match=r"tokenizer\.json is missing"):
+        verify_model(base / "model")
+
+
+def test_a_shortened_file_is_named(base: Path) -> None:
+    path = base / "model/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(StartError, match=r"model.safetensors has \d+ bytes, exported were \d+"):
+        verify_model(base / "model")
+
+
+def test_a_model_without_a_manifest_is_refused(base: Path) -> None:
+    (base / "model/model.json").unlink()
+    with pytest.raises(StartError, match=r"model\.json is missing"):
+        verify_model(base / "model")
+
+
+def test_a_manifest_that_fits_other_files_is_refused(base: Path) -> None:
+    """Weights and manifest replaced together: only the published version tells."""
+    version = verify_model(base / "model").version
+    alter(base / "model/model.safetensors")
+    write_manifest(base / "model")
+    with pytest.raises(StartError, match="published was"):
+        verify_model(base / "model", version=version)
+
+
+def test_a_manifest_cannot_lead_out_of_the_folder(base: Path) -> None:
+    path = base / "model/model.json"
+    document = json.loads(path.read_text())
+    document["files"][0]["path"] = "../outside"
+    path.write_text(json.dumps(document))
+    with pytest.raises(StartError, match="leads out"):
+        verify_model(base / "model")
+
+
+def test_a_port_that_is_none_is_named() -> None:
+    with pytest.raises(StartError, match="SAGEMAKER_BIND_TO_PORT"):
+        Settings.from_environment({"SAGEMAKER_BIND_TO_PORT": "http"})
+
+
+def vllm_words(
+    base: Path, deploy: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, gpus: int, **more: Any
+) -> list[str]:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    resolved = Resolved(settings_of(base, deploy), ("run", "default"), **more)
+    engine = choose_engine(resolved, gpus=gpus)
+    assert engine.name == "vllm"
+    return list(engine.command)
+
+
+def after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_vllm_gets_every_setting_under_its_own_name(
+    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deploy = {
+        "max_model_len": 128,
+        "dtype": "bfloat16",
+        "quantization": "fp8",
+        "gpu_memory_utilization": 0.8,
+        "reasoning_parser": "qwen3",
+        "tool_call_parser": "hermes",
+        "lora_adapters": [{"name": "tuned", "source": "adapters/tuned"}],
+    }
+    adapter = write_adapter(tmp_path / "rank-20", rank=20)
+    words = vllm_words(
+        base,
+        deploy,
+        monkeypatch,
+        gpus=4,
+        adapters={"tuned": adapter},
+        chat_template=Path("/chat.jinja"),
+    )
+    assert after(words, "--max-model-len") == "128"
+    assert after(words, "--dtype") == "bfloat16"
+    assert after(words, "--quantization") == "fp8"
+    assert after(words, "--gpu-memory-utilization") == "0.8"
+    assert after(words, "--reasoning-parser") == "qwen3"
+    assert after(words, "--tool-call-parser") == "hermes"
+    assert "--enable-auto-tool-choice" in words
+    assert after(words, "--chat-template") == "/chat.jinja"
+    assert after(words, "--tensor-parallel-size") == "4"
+    assert after(words, "--lora-modules") == f"tuned={adapter}"
+    assert after(words, "--max-lora-rank") == "32"
+    assert after(words, "--middleware") == "inference_container.middleware.EngineHeader"
+    assert after(words, "--port") == "8080"
+    known = {*EngineSpec.model_fields} - {"chat_template_file", "lora_adapters"}
+    flags = {word.removeprefix("--").replace("-", "_") for word in words}
+    assert known <= flags, "a setting of the run file has no effect"
+
+
+def test_settings_that_only_vllm_has_are_refused_without_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    resolved = Resolved(settings_of(base, {"quantization": "fp8"}), ("run",), {}, None)
+    with pytest.raises(StartError, match=r"deploy\.engine\.quantization needs vLLM"):
+        choose_engine(resolved, gpus=0)
+
+
+@pytest.mark.parametrize(("gpus", "size"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (8, 4)])
+def test_the_model_is_split_over_as_many_gpus_as_its_heads_allow(
+    base: Path, gpus: int, size: int
+) -> None:
+    assert tensor_parallel_size(base / "model", None, gpus) == size
+
+
+def test_a_split_that_does_not_fit_is_refused(base: Path) -> None:
+    with pytest.raises(StartError, match="the instance has 2 GPUs"):
+        tensor_parallel_size(base / "model", 4, 2)
+    with pytest.raises(StartError, match="does not divide 4 heads"):
+        tensor_parallel_size(base / "model", 3, 4)
+
+
+def test_gpus_are_those_the_container_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "glob", lambda _: ["/dev/nvidia0", "/dev/nvidia1"])
+    assert gpu_count({}) == 2
+    assert gpu_count({"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    assert gpu_count({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert gpu_count({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="runs")
+        yield client
+
+
+def test_adapters_come_from_s3_by_their_prefix(base: Path, bucket: Any, tmp_path: Path) -> None:
+    for file in write_adapter(tmp_path / "source").iterdir():
+        bucket.upload_file(str(file), "runs", f"runs/other/adapter/{file.name}")
+    deploy = {"lora_adapters": [{"name": "tuned", "source": "s3://runs/runs/other/adapter/"}]}
+    folder = fetch_adapters(settings_of(base, deploy))["tuned"]
+    assert {file.name for file in folder.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    missing = {"lora_adapters": [{"name": "tuned", "source": "s3://runs/nothing/"}]}
+    with pytest.raises(StartError, match="adapter tuned: s3://runs/nothing/ holds no"):
+        fetch_adapters(settings_of(tmp_path / "fresh", missing))
+    unreachable = {"lora_adapters": [{"name": "tuned", "source": "s3://nobody/x/"}]}
+    with pytest.raises(StartError, match="NoSuchBucket"):
+        fetch_adapters(settings_of(base, unreachable))
+
+
+def test_the_chat_template_of_the_run_is_used(base: Path, bucket: Any) -> None:
+    bucket.put_object(Bucket="runs", Key="runs/r/code/prompts/chat.jinja", Body=b"template")
+    deploy = {"chat_template_file": "prompts/chat.jinja"}
+    path = fetch_chat_template(settings_of(base, deploy, GRPOHUB_CODE_URI="s3://runs/runs/r/code/"))
+    assert path is not None
+    assert path.read_text() == "template"
+    with pytest.raises(StartError, match="neither in the model nor in the run's files"):
+        fetch_chat_template(settings_of(base / "fresh", {"chat_template_file": "other.jinja"}))
