@@ -377,7 +377,8 @@ class RewardTestView(ApiModel):
 
 
 class RecipeRequest(ApiModel):
-    """`PUT /recipes/{name}`: a data file put under `uploads/<name>/` then starts this run with it."""
+    """`PUT /recipes/{name}`: a data file put under `uploads/<name>/` then starts this run with
+    it."""
 
     yaml: str
     files: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["REWARD_SUMMARIES"]
 
 REWARD_SUMMARIES: dict[str, str] = {
-    "think_answer_format": "1 when the answer is a think block followed by an answer block, else 0.",
+    "think_answer_format": "1 when the answer is a think block and an answer block, else 0.",
     "boxed_math": "1 when the boxed result equals the reference, by symbolic comparison.",
     "open_math": "1 when the final expression anywhere in the answer equals the reference.",
     "exact_match": "1 when the answer equals the reference after the chosen normalisation.",

@@ -35,7 +35,8 @@ class NamedFile:
 
 
 def named_files(spec: RunSpec) -> tuple[NamedFile, ...]:
-    """Every file that ``spec`` names, in the order of the run file; one named twice is given twice."""
+    """Every file that ``spec`` names, in the order of the run file; one named twice is given
+    twice."""
     return tuple(_named(spec))
 
 

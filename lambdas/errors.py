@@ -1,4 +1,5 @@
-"""Errors of the control plane. Step Functions sees their class names: the state machine retries some of them."""
+"""Errors of the control plane. Step Functions sees their class names: the state machine retries
+some of them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class HubError(Exception):
 
 
 class TransientError(HubError):
-    """AWS throttled or failed inside; the same call may succeed later. The state machine retries it."""
+    """AWS throttled or failed inside; the same call may succeed later. The state machine retries
+    it."""
 
 
 class AttemptStillRunningError(HubError):

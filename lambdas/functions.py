@@ -1,12 +1,13 @@
 """Every Lambda function of the control plane as plain data: what it may do, read and be called by.
 
-The CDK app builds functions, roles, rules and routes from this table and holds no second copy of it; tests hold the
-handlers and the state machine against it. Nothing here imports AWS or the CDK.
+The CDK app builds functions, roles, rules and routes from this table and holds no second copy of
+it; tests hold the handlers and the state machine against it. Nothing here imports AWS or the CDK.
 
-Placeholders in resources and patterns, filled by the CDK app: `{partition}`, `{region}`, `{account}`, `{table_arn}`,
-`{bucket_arn}`, `{bucket_name}`, `{data_bucket_arns}` (further buckets users read from; each with its `/*` variant where
-the resource ends so; possibly none), `{state_machine_arn}`, `{execution_arns}`, `{training_role_arn}`,
-`{inference_role_arn}`, `{reward_dry_run_arn}`, `{stack_name}`.
+Placeholders in resources and patterns, filled by the CDK app: `{partition}`, `{region}`,
+`{account}`, `{table_arn}`, `{bucket_arn}`, `{bucket_name}`, `{data_bucket_arns}` (further buckets
+users read from; each with its `/*` variant where the resource ends so; possibly none),
+`{state_machine_arn}`, `{execution_arns}`, `{training_role_arn}`, `{inference_role_arn}`,
+`{reward_dry_run_arn}`, `{stack_name}`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "ENCRYPT_INTER_CONTAINER_TRAFFIC": "`true` or `false`.",
     "STACK_NAME": "Tag value that marks this stack's jobs, models and endpoints.",
 }
-"""Environment variables: constants for the first three, meaning for the rest. No secret is among them."""
+"""Environment variables: constants for the first three, meaning for the rest. No secret is among
+them."""
 
 COMMON_ENVIRONMENT = (
     "POWERTOOLS_SERVICE_NAME",

@@ -1,4 +1,5 @@
-"""One logger and one metrics buffer for all functions. Every line of a run's work carries run_id, stage and attempt."""
+"""One logger and one metrics buffer for all functions. Every line of a run's work carries run_id,
+stage and attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys and indexes of the single DynamoDB table, as plain data for the CDK app, the adapter and tests.
+"""Keys and indexes of the single DynamoDB table, as plain data for the CDK app, the adapter and
+tests.
 
 | item | pk | sk |
 |---|---|---|
@@ -25,7 +26,8 @@ TTL_ATTRIBUTE = "expires_at"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A sparse global secondary index: an item without its keys is not in it. All attributes are projected."""
+    """A sparse global secondary index: an item without its keys is not in it. All attributes are
+    projected."""
 
     name: str
     partition_key: str

@@ -21,7 +21,8 @@ __all__ = ["AWS_ERRORS", "as_transient", "client", "error_code", "error_message"
 
 AWS_ERRORS = (ClientError, BotoCoreError)
 _CONNECTION_ERRORS = (HTTPClientError, EndpointConnectionError, ConnectionClosedError)
-# CreateTrainingJob's rate quota is low: sixteen at once were seen to throttle. Adaptive mode slows down.
+# CreateTrainingJob's rate quota is low: sixteen at once were seen to throttle. Adaptive mode slows
+# down.
 _CONFIG = Config(
     retries={"mode": "adaptive", "max_attempts": 8}, connect_timeout=5, read_timeout=60
 )

@@ -111,7 +111,8 @@ class Bucket:
     # Checkpoints ---------------------------------------------------------------------------------
 
     def newest_checkpoint(self, layout: StageLayout) -> CheckpointReport | None:
-        """Newest complete checkpoint of a stage: one LIST, then the flags of the candidates looked at."""
+        """Newest complete checkpoint of a stage: one LIST, then the flags of the candidates looked
+        at."""
         return newest_complete(layout, self._checkpoints(layout), self._read_flag)
 
     def checkpoints(self, layout: StageLayout) -> list[CheckpointReport]:
@@ -121,7 +122,8 @@ class Bucket:
     def checkpoint(
         self, layout: StageLayout, wanted: CheckpointId
     ) -> tuple[CheckpointReport, dt.datetime] | None:
-        """(one checkpoint judged from its own prefix, time of its last flag); None without a flag."""
+        """(one checkpoint judged from its own prefix, time of its last flag); None without a
+        flag."""
         prefix = layout.checkpoint_prefix(wanted.step, wanted.generation)
         objects = list(self._list(self.name, prefix))
         times = [o["LastModified"] for o in objects if parse_flag_key(o["Key"]) is not None]

@@ -12,8 +12,8 @@ from lambdas.adapters.aws import client, error_code
 
 __all__ = ["Executions"]
 
-# AWS says TaskTimedOut or TaskDoesNotExist of a late token, other implementations InvalidToken. Each means that
-# the execution has gone on and no longer wants to know.
+# AWS says TaskTimedOut or TaskDoesNotExist of a late token, other implementations InvalidToken.
+# Each means that the execution has gone on and no longer wants to know.
 _SETTLED = {"TaskTimedOut", "TaskDoesNotExist", "InvalidToken"}
 
 

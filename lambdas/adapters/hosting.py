@@ -60,8 +60,8 @@ class Hosting:
         """Create, or find an endpoint of that name (False).
 
         Raises:
-            EndpointBusyError: the configuration is not visible yet; it is read eventually consistently.
-            NoCapacityError, QuotaError: try another instance type.
+            EndpointBusyError: the configuration is not visible yet; it is read eventually
+            consistently. NoCapacityError, QuotaError: try another instance type.
         """
         return self._create(self._sagemaker.create_endpoint, request)
 
@@ -112,7 +112,8 @@ class Hosting:
         return True
 
     def delete_endpoint(self, name: str) -> bool:
-        """Ask for deletion. False: not possible now (an endpoint being created cannot be deleted)."""
+        """Ask for deletion. False: not possible now (an endpoint being created cannot be
+        deleted)."""
         return self._delete(lambda: self._sagemaker.delete_endpoint(EndpointName=name))
 
     def delete_config(self, name: str) -> bool:
@@ -135,7 +136,8 @@ class Hosting:
         Raises:
             NotFoundError: there is no such endpoint.
             EndpointBusyError: it does not take requests yet, or is throttled.
-            RequestRefusedError: the model's server answered with an error; its words are in the message.
+            RequestRefusedError: the model's server answered with an error; its words are in the
+            message.
         """
         extra = {"InferenceComponentName": component} if component else {}
         try:

@@ -1,4 +1,5 @@
-"""The DynamoDB table: every write is conditional, so that a late or repeated event never rewinds a state."""
+"""The DynamoDB table: every write is conditional, so that a late or repeated event never rewinds a
+state."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Table:
     # Reading -------------------------------------------------------------------------------------
 
     def load(self, run_id: str) -> RunFolder | None:
-        """A run with its stages and attempts, in one consistent query; None when there is no run."""
+        """A run with its stages and attempts, in one consistent query; None when there is no
+        run."""
         condition = Key(PARTITION_KEY).eq(f"RUN#{run_id}") & Key(SORT_KEY).between(
             "ATTEMPT#", "STAGE#~"
         )
@@ -154,7 +156,8 @@ class Table:
         when: AttemptState | None = None,
         **changes: Any,
     ) -> bool:
-        """Change an attempt. False: ``state`` may not follow, or it is not in the state ``when``."""
+        """Change an attempt. False: ``state`` may not follow, or it is not in the state
+        ``when``."""
         before = {when} if when else _predecessors(ATTEMPT_TRANSITIONS, state)
         return self._update(attempt, before, state=state, **changes)
 
@@ -204,7 +207,8 @@ class Table:
     def update_endpoint(
         self, endpoint: EndpointRecord, state: EndpointState | None = None, **changes: Any
     ) -> bool:
-        """Change an endpoint. False: ``state`` may not follow, or it was deployed anew meanwhile."""
+        """Change an endpoint. False: ``state`` may not follow, or it was deployed anew
+        meanwhile."""
         before = _predecessors(ENDPOINT_TRANSITIONS, state)
         same = Attr("config_name").eq(endpoint.config_name)
         if state is not None and state is not endpoint.state:
@@ -238,7 +242,8 @@ class Table:
     def claim_key(
         self, key: str, run_id: str, body_sha256: str, expires: dt.datetime
     ) -> tuple[str, str]:
-        """Bind an idempotency key to a run. Returns the (run id, body hash) it is bound to, new or old."""
+        """Bind an idempotency key to a run. Returns the (run id, body hash) it is bound to, new or
+        old."""
         keys = {PARTITION_KEY: f"IDEMPOTENCY#{key}", SORT_KEY: "IDEMPOTENCY"}
         item = {
             **keys,
@@ -355,7 +360,8 @@ class Table:
         self, condition: ConditionBase, limit: int, token: str | None, index: str | None,
         **extra: Any,
     ) -> tuple[list[Item], str | None]:  # fmt: skip
-        """Items until ``limit`` are found: a filter is applied after DynamoDB has counted to Limit."""
+        """Items until ``limit`` are found: a filter is applied after DynamoDB has counted to
+        Limit."""
         request: dict[str, Any] = {"KeyConditionExpression": condition, "Limit": limit, **extra}
         if index is not None:
             request["IndexName"] = index

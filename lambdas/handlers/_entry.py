@@ -1,4 +1,5 @@
-"""What every handler has around it: log keys, metrics, and AWS's passing troubles by the name the machine retries."""
+"""What every handler has around it: log keys, metrics, and AWS's passing troubles by the name the
+machine retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The HTTP API: routes, and the translation of errors into problem+json. What routes do is in `lambdas.logic`."""
+"""The HTTP API: routes, and the translation of errors into problem+json. What routes do is in
+`lambdas.logic`."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def openapi() -> str:
         title="GRPO Hub",
         version="1",
         description=(
-            "Turns a run file into a trained, deployed model. Requests are signed with SigV4 (IAM). Errors are "
-            "`application/problem+json` (`ProblemDocument`)."
+            "Turns a run file into a trained, deployed model. Requests are signed with SigV4 (IAM). "
+            "Errors are `application/problem+json` (`ProblemDocument`)."
         ),
         tags=[
             Tag(name="runs", description="Runs and what they left."),

@@ -1,4 +1,5 @@
-"""Looking at attempts: what an event or the reconciler sets off. Write first, act second, tell the execution last."""
+"""Looking at attempts: what an event or the reconciler sets off. Write first, act second, tell the
+execution last."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def observe(hub: Hub, run_id: str, stage_index: int, number: int) -> AttemptReco
 
 
 def settle(hub: Hub, attempt: AttemptRecord, token: str | None = None) -> AttemptRecord:
-    """Tell the execution how an ended attempt came out, once. ``token``: the asking task's own, if one asks."""
+    """Tell the execution how an ended attempt came out, once. ``token``: the asking task's own, if
+    one asks."""
     assert attempt.outcome is not None
     assert attempt.ended_at is not None
     token = token or attempt.token
@@ -82,7 +84,8 @@ def end_attempt(
     when: AttemptState | None = None,
     **facts: Any,
 ) -> AttemptRecord | None:
-    """Write an attempt's end. None: it had ended before, or is not in the state ``when`` any more."""
+    """Write an attempt's end. None: it had ended before, or is not in the state ``when`` any
+    more."""
     ended_at = facts.pop("ended_at", None) or _now()
     changes: dict[str, Any] = {"outcome": outcome, "ended_at": ended_at, **facts}
     if reason is not None:
@@ -97,12 +100,14 @@ def end_attempt(
 def stop_attempt(hub: Hub, attempt: AttemptRecord, why: StopReason, reason: str) -> None:
     """Stop an attempt's job, or end the attempt when it surely has none. Repeating is harmless."""
     if attempt.state is AttemptState.PLANNED:
-        # The condition on PLANNED and the write of SUBMITTED before CreateTrainingJob exclude each other.
+        # The condition on PLANNED and the write of SUBMITTED before CreateTrainingJob exclude each
+        # other.
         ended = end_attempt(hub, attempt, Outcome.CANCELLED, reason, when=AttemptState.PLANNED)
         if ended is not None:
             settle(hub, ended)
             return
-    # Why comes first: whoever sees the job Stopped must know that it was us. A cancel outranks a move.
+    # Why comes first: whoever sees the job Stopped must know that it was us. A cancel outranks a
+    # move.
     hub.table.update_attempt(attempt, stop_reason=why, reason=reason)
     hub.jobs.stop(attempt.job_name)
 
@@ -144,7 +149,8 @@ def _apply(
 def _facts(
     hub: Hub, folder: RunFolder, attempt: AttemptRecord, seen: Observation
 ) -> dict[str, Any]:
-    """Changes to the row that the observation tells of, with the timeline entries and metrics they bring."""
+    """Changes to the row that the observation tells of, with the timeline entries and metrics they
+    bring."""
     facts: dict[str, Any] = {}
     if seen.secondary != attempt.secondary_status:
         facts["secondary_status"] = seen.secondary

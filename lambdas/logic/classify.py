@@ -43,9 +43,10 @@ _EXIT = re.compile(r"exit\s*code:?\s*(\d+)", re.IGNORECASE)
 def classify_failure(reason: str | None) -> Classified:
     """Outcome of a job whose status is Failed.
 
-    Our container's own first line decides when it is there. Then SageMaker's known words, then the exit code.
-    What nobody knows is an infrastructure failure: a small budget bounds its resubmissions, while taking it
-    for the user's fault would end a run that the next attempt may finish.
+    Our container's own first line decides when it is there. Then SageMaker's known words, then the
+    exit code. What nobody knows is an infrastructure failure: a small budget bounds its
+    resubmissions, while taking it for the user's fault would end a run that the next attempt may
+    finish.
     """
     text = (reason or "").strip()
     ours = parse_failure(text)

@@ -1,4 +1,5 @@
-"""What to do about an attempt, given what DescribeTrainingJob says. Events and the reconciler both ask here."""
+"""What to do about an attempt, given what DescribeTrainingJob says. Events and the reconciler both
+ask here."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Observation:
 
     @property
     def waiting_since(self) -> dt.datetime | None:
-        """Since when it has had no instances: its interruption or creation; None while it trains."""
+        """Since when it has had no instances: its interruption or creation; None while it
+        trains."""
         since: dt.datetime | None = self.created_at
         for transition in self.transitions:
             if transition.status == "Training":
@@ -202,7 +204,8 @@ def _alive(
     if kind is not _Kind.WAITS or waits is None:
         return Action(state)
     if interrupted:
-        # Managed Spot restarts the job by itself; a second job beside it would write to the same prefix.
+        # Managed Spot restarts the job by itself; a second job beside it would write to the same
+        # prefix.
         limit = dt.timedelta(minutes=recovery.in_place_wait_minutes)
         reason = (
             f"not restarted within {recovery.in_place_wait_minutes:g} minutes of the interruption"

@@ -1,4 +1,5 @@
-"""The deployment half of a run, one function per task of the state machine. Every one may run twice."""
+"""The deployment half of a run, one function per task of the state machine. Every one may run
+twice."""
 
 from __future__ import annotations
 

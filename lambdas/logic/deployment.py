@@ -67,8 +67,8 @@ def plan_deployment(
 ) -> Deployment:
     """Names and settings for rung ``rung`` of [instance_type, *fallback_instance_types].
 
-    Models and configurations are immutable in AWS. Their names carry everything that they are made of, so that a
-    repeated creation finds its own work and a changed one gets a new name.
+    Models and configurations are immutable in AWS. Their names carry everything that they are made
+    of, so that a repeated creation finds its own work and a changed one gets a new name.
 
     Raises:
         IndexError: when the ladder has no such rung.
@@ -109,8 +109,8 @@ def build_model_request(deployment: Deployment) -> dict[str, Any]:
     text = json.dumps(engine, separators=(",", ":"))
     if len(text) > _ENVIRONMENT_LIMIT:
         raise ValueError(
-            f"deploy.engine has {len(text)} characters as JSON; a hosting environment variable holds "
-            f"{_ENVIRONMENT_LIMIT}"
+            f"deploy.engine has {len(text)} characters as JSON; a hosting environment variable "
+            f"holds {_ENVIRONMENT_LIMIT}"
         )
     settings = deployment.settings
     return {
@@ -174,7 +174,8 @@ def build_endpoint_request(deployment: Deployment) -> dict[str, Any]:
 
 
 def build_update_request(deployment: Deployment) -> dict[str, Any]:
-    """UpdateEndpoint: the new fleet takes all traffic once it is healthy; the old one goes a while later."""
+    """UpdateEndpoint: the new fleet takes all traffic once it is healthy; the old one goes a while
+    later."""
     request: dict[str, Any] = {
         "EndpointName": deployment.endpoint,
         "EndpointConfigName": deployment.config_name,
@@ -223,13 +224,15 @@ def build_inference_component_request(deployment: Deployment) -> dict[str, Any]:
 
 
 def download_seconds(size: int) -> int:
-    """ModelDataDownloadTimeoutInSeconds: 5 minutes, and the bytes at a slow 50 MB/s; AWS allows 60 to 3600."""
+    """ModelDataDownloadTimeoutInSeconds: 5 minutes, and the bytes at a slow 50 MB/s; AWS allows 60
+    to 3600."""
     return min(3600, 300 + size // 50_000_000)
 
 
 def health_seconds(size: int) -> int:
-    """ContainerStartupHealthCheckTimeoutInSeconds: 10 minutes for engine and graph capture, and the weights at
-    100 MB/s; AWS's own 4 minutes are too few for any large model, and 3600 is the most it allows."""
+    """ContainerStartupHealthCheckTimeoutInSeconds: 10 minutes for engine and graph capture, and
+    the weights at 100 MB/s; AWS's own 4 minutes are too few for any large model, and 3600 is the
+    most it allows."""
     return min(3600, 600 + size // 100_000_000)
 
 

@@ -1,7 +1,8 @@
-"""Run a user's reward function on samples: in a process of its own, with limits and an empty environment.
+"""Run a user's reward function on samples: in a process of its own, with limits and an empty
+environment.
 
-The process has nothing to steal: the function it runs in holds no permission, and the credentials of even that are not
-passed on.
+The process has nothing to steal: the function it runs in holds no permission, and the credentials
+of even that are not passed on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _OUTPUT = 2**20
 
 
 def dry_run(request: Mapping[str, Any], *, seconds: float = 15.0) -> RewardTestView:
-    """Scores of `request["function"]` of `request["file"]` on its `samples`, or why there are none."""
+    """Scores of `request["function"]` of `request["file"]` on its `samples`, or why there are
+    none."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,7 +1,9 @@
-"""The process that runs a user's reward function for `dry_run`. Standard library only; reads JSON, prints one line.
+"""The process that runs a user's reward function for `dry_run`. Standard library only; reads JSON,
+prints one line.
 
 It calls the function as the trainer does, by its signature:
-`(completions, **columns)`, EasyR1's `(reward_inputs)` and `(reward_input)`, `(inputs)`, `(predict, ground_truth)`.
+`(completions, **columns)`, EasyR1's `(reward_inputs)` and `(reward_input)`, `(inputs)`, `(predict,
+ground_truth)`.
 """
 
 import asyncio

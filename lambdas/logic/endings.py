@@ -1,4 +1,5 @@
-"""How a run ends badly, is cancelled, and is taken up again. Every path leaves no job and no half-made endpoint."""
+"""How a run ends badly, is cancelled, and is taken up again. Every path leaves no job and no
+half-made endpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +27,17 @@ from lambdas.observability import bind, count, logger
 if TYPE_CHECKING:
     from lambdas.hub import Hub
 
-__all__ = ["cancel_run", "clean_up", "conclude_failure", "execution_arn", "execution_ended", "execution_name",
-           "finish_cancel", "resume_run", "run_of_execution"]  # fmt: skip
+__all__ = [
+    "cancel_run",
+    "clean_up",
+    "conclude_failure",
+    "execution_arn",
+    "execution_ended",
+    "execution_name",
+    "finish_cancel",
+    "resume_run",
+    "run_of_execution",
+]
 
 _LATER = re.compile(r"(?P<run>.+)-r\d{1,3}")
 
@@ -51,8 +61,8 @@ def run_of_execution(name: str) -> str:
 def cancel_run(hub: Hub, run_id: str, reason: str, *, stop_execution: bool = True) -> RunFolder:
     """Cancel a run, wherever its execution is. Repeating it does what is left to do.
 
-    First the row, so that nothing is planned or submitted any more; then the job; then the execution. The
-    run is CANCELLED when its job has ended.
+    First the row, so that nothing is planned or submitted any more; then the job; then the
+    execution. The run is CANCELLED when its job has ended.
 
     Raises:
         ConflictError: it has ended otherwise.
@@ -89,7 +99,8 @@ def finish_cancel(hub: Hub, run_id: str) -> RunFolder:
 def clean_up(hub: Hub, run_id: str, state: dict[str, Any]) -> dict[str, Any]:
     """Stop the job, release the endpoint and write down the first cause.
 
-    ``state`` is the execution's: a caught `error`, or an attempt's `outcome`. Nothing in it is relied on.
+    ``state`` is the execution's: a caught `error`, or an attempt's `outcome`. Nothing in it is
+    relied on.
     """
     folder = load_folder(hub, run_id)
     bind(run_id)
@@ -109,11 +120,12 @@ def clean_up(hub: Hub, run_id: str, state: dict[str, Any]) -> dict[str, Any]:
 def conclude_failure(hub: Hub, run_id: str, execution: dict[str, Any]) -> dict[str, Any]:
     """End the execution with the run's failure; after a redrive let it go on with fresh budgets.
 
-    ``execution`` is the context object's `Execution`, whose RedriveCount Step Functions raises by one with
-    each redrive.
+    ``execution`` is the context object's `Execution`, whose RedriveCount Step Functions raises by
+    one with each redrive.
 
     Raises:
-        RunFailedError, RunCancelledError, EndpointFailedError: which end the execution on this task.
+        RunFailedError, RunCancelledError, EndpointFailedError: which end the execution on this
+        task.
     """
     folder = load_folder(hub, run_id)
     bind(run_id)
@@ -135,9 +147,11 @@ def conclude_failure(hub: Hub, run_id: str, execution: dict[str, Any]) -> dict[s
 def execution_ended(
     hub: Hub, name: str, arn: str, *, status: str, error: str | None, cause: str | None
 ) -> None:
-    """An execution ended by other means than our own last tasks. A run that has ended is left alone.
+    """An execution ended by other means than our own last tasks. A run that has ended is left
+    alone.
 
-    An execution that is not its run's present one is of no interest: a late event must not end a resumed run.
+    An execution that is not its run's present one is of no interest: a late event must not end a
+    resumed run.
     """
     run_id = run_of_execution(name)
     folder = hub.table.load(run_id)
@@ -161,7 +175,8 @@ def execution_ended(
 
 
 def resume_run(hub: Hub, run_id: str, state_machine_arn: str) -> RunFolder:
-    """Start a new execution that goes on where a failed or cancelled run stopped, with fresh budgets.
+    """Start a new execution that goes on where a failed or cancelled run stopped, with fresh
+    budgets.
 
     Raises:
         ConflictError: the run is under way, has succeeded, or its last job has not ended.

@@ -48,7 +48,8 @@ _STATES = {
 
 
 def create_or_update(hub: Hub, deployment: Deployment, rung: int) -> dict[str, Any]:
-    """Begin to put a deployment behind its endpoint. The row comes first and owns the endpoint meanwhile.
+    """Begin to put a deployment behind its endpoint. The row comes first and owns the endpoint
+    meanwhile.
 
     Raises:
         EndpointBusyError: it is changing, or was just deleted; the state machine tries again.
@@ -161,14 +162,16 @@ def release_endpoint(hub: Hub, run_id: str, reason: str) -> str | None:
 
 
 def retry_deletion(hub: Hub, row: EndpointRecord) -> None:
-    """What the reconciler does about an endpoint that should be gone but could not be deleted before."""
+    """What the reconciler does about an endpoint that should be gone but could not be deleted
+    before."""
     _undo(hub, row, row.reason or "the run is over")
 
 
 def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]]:
     """Delete endpoint, configuration and model. Returns (deleted, remaining).
 
-    An endpoint that is being created cannot be deleted; the reconciler tries again while it is DELETING.
+    An endpoint that is being created cannot be deleted; the reconciler tries again while it is
+    DELETING.
     """
     hub.table.update_endpoint(row, EndpointState.DELETING, owned=False, previous_config=None)
     deleted: list[str] = []
@@ -221,7 +224,8 @@ def _claim(
     seen: EndpointObservation | None,
     rung: int,
 ) -> EndpointRecord:
-    """Write the endpoint's row for this deployment, or find it written by an invocation before this one."""
+    """Write the endpoint's row for this deployment, or find it written by an invocation before
+    this one."""
     now = _now()
     mine = row is not None and row.owned and row.run_id == deployment.run_id
     failed = row is not None and row.state is EndpointState.FAILED
@@ -263,7 +267,8 @@ def _is_ours(hub: Hub, seen: EndpointObservation, deployment: Deployment) -> boo
 
 
 def _other_config(hub: Hub, row: EndpointRecord, seen: EndpointObservation) -> EndpointRecord:
-    """In service with another configuration: the update has not begun to show, or was rolled back."""
+    """In service with another configuration: the update has not begun to show, or was rolled
+    back."""
     if not row.owned or seen.modified_at <= row.updated_at:
         return row
     reason = seen.failure_reason or "the update was rolled back to the configuration before it"

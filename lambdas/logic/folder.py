@@ -48,7 +48,8 @@ class RunFolder:
 
     @property
     def spent_seconds(self) -> int:
-        """Training time that counts against max_runtime_hours: all since the budgets were last reset."""
+        """Training time that counts against max_runtime_hours: all since the budgets were last
+        reset."""
         since = {stage.index: stage.budget_from for stage in self.stages}
         return sum(
             attempt.training_seconds or 0

@@ -18,7 +18,8 @@ from lambdas.logic.records import AttemptRecord, StopReason
 __all__ = ["LONGEST_PAUSE", "GiveUp", "Plan", "plan_attempt"]
 
 LONGEST_PAUSE = 3600
-"""Seconds. A pause costs about 20 of an execution's 25,000 events, so 30 days of hourly tries fit."""
+"""Seconds. A pause costs about 20 of an execution's 25,000 events, so 30 days of hourly tries
+fit."""
 _LEAST_RUNTIME = 60
 _SPARE_WAIT = 7 * 86400
 _LONGEST_WAIT = 30 * 86400
@@ -116,8 +117,9 @@ def _spent_budget(
 def _stalled(spec: RunSpec, counted: Sequence[AttemptRecord], newest: CheckpointRef | None) -> int:
     """Latest attempts in a row that had a fair chance of a checkpoint and made none.
 
-    What an attempt made shows in the floor of the next one. An attempt without instances, or interrupted
-    before its first save was due, had no fair chance: it neither counts nor breaks the row.
+    What an attempt made shows in the floor of the next one. An attempt without instances, or
+    interrupted before its first save was due, had no fair chance: it neither counts nor breaks the
+    row.
     """
     after = newest
     count = 0
@@ -171,7 +173,8 @@ def _times(
                 f"max_wait_hours ({compute.max_wait_hours:g}) is used up by waiting and training",
             )
     runtime = min(runtime, wait)
-    # SageMaker refuses MaxWaitTimeInSeconds without managed Spot, and one below MaxRuntimeInSeconds.
+    # SageMaker refuses MaxWaitTimeInSeconds without managed Spot, and one below
+    # MaxRuntimeInSeconds.
     return runtime, wait if compute.ladder[rung].spot else None
 
 

@@ -1,4 +1,5 @@
-"""What hosts tell through the bucket, and Spot warnings: none of it moves a run, all of it helps."""
+"""What hosts tell through the bucket, and Spot warnings: none of it moves a run, all of it
+helps."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def on_flag(hub: Hub, flag: FlagKey) -> bool:
 
 
 def on_host_report(hub: Hub, host: HostKey) -> str | None:
-    """A host says which EC2 instance it is. Returns the instance id; None when it could not tell."""
+    """A host says which EC2 instance it is. Returns the instance id; None when it could not
+    tell."""
     layout = RunLayout(host.run_id).stage(host.stage_index, host.stage)
     bind(host.run_id, host.stage, host.attempt)
     try:

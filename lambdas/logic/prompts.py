@@ -38,9 +38,11 @@ class SmokePrompt:
 
 
 def smoke_prompt(hub: Hub, run: RunRecord, spec: RunSpec) -> SmokePrompt:
-    """The prompt of the run file; else the one the trainer left; else the first row of JSON Lines data.
+    """The prompt of the run file; else the one the trainer left; else the first row of JSON Lines
+    data.
 
-    Only when there is none of these (parquet data and a trainer that left nothing) a built-in question is asked.
+    Only when there is none of these (parquet data and a trainer that left nothing) a built-in
+    question is asked.
     """
     deploy = deploy_spec(run, spec)
     if deploy is not None and deploy.smoke_test.prompt is not None:

@@ -58,8 +58,9 @@ def read_metrics(hub: Hub, stage: StageRecord, from_step: int, limit: int) -> Me
 def merge_rows(files: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One row per step out of the files of all incarnations, given oldest first.
 
-    An incarnation that resumed at step n has trained n and later steps anew: rows of older files from its first
-    step on are of a past that did not happen. Rows of one step in one file (training, validation) are joined.
+    An incarnation that resumed at step n has trained n and later steps anew: rows of older files
+    from its first step on are of a past that did not happen. Rows of one step in one file
+    (training, validation) are joined.
     """
     merged: dict[int, dict[str, Any]] = {}
     for rows in files:
@@ -97,8 +98,9 @@ def read_logs(hub: Hub, attempt: AttemptRecord | None, token: str | None) -> Log
 
 @dataclass(frozen=True, slots=True)
 class _LogPlace:
-    """Where reading goes on. CloudWatch has a token between pages, but none after the last line so far: then
-    the place is a time, and how many lines of that very millisecond were given already."""
+    """Where reading goes on. CloudWatch has a token between pages, but none after the last line so
+    far: then the place is a time, and how many lines of that very millisecond were given
+    already."""
 
     page: str | None = None
     since: dt.datetime | None = None

@@ -1,4 +1,5 @@
-"""Recipes: run files in the bucket that an uploaded data file starts. The bucket is their only store."""
+"""Recipes: run files in the bucket that an uploaded data file starts. The bucket is their only
+store."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def check_recipe(hub: Hub, name: str) -> None:
 
 
 def recipe_request(hub: Hub, name: str, data_uri: str) -> RunRequest | None:
-    """The run that recipe ``name`` makes of an uploaded data file; None when there is no such recipe.
+    """The run that recipe ``name`` makes of an uploaded data file; None when there is no such
+    recipe.
 
     The file becomes the training data of every stage. Validation data stay the recipe's own.
     """
@@ -61,7 +63,8 @@ def recipe_request(hub: Hub, name: str, data_uri: str) -> RunRequest | None:
 
 
 def read_named_files(hub: Hub, document: Any, prefix: str) -> dict[str, str]:
-    """Text of the files that a run file names; what is missing is reported with the rest of its problems."""
+    """Text of the files that a run file names; what is missing is reported with the rest of its
+    problems."""
     files: dict[str, str] = {}
     for named in named_files(parse_run_spec(document)):
         if ".." in named.name.split("/"):

@@ -1,4 +1,5 @@
-"""What the table holds, as frozen records. The adapter turns items into these and back; nothing else sees items."""
+"""What the table holds, as frozen records. The adapter turns items into these and back; nothing
+else sees items."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ class EndpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRecord:
-    """Something that happened to a run. `key` makes a repeated write of the same event one entry."""
+    """Something that happened to a run. `key` makes a repeated write of the same event one
+    entry."""
 
     run_id: str
     time: dt.datetime

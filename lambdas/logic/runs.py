@@ -74,8 +74,8 @@ def create_run(
 ) -> RunFolder:
     """Freeze the run file and its files, write the rows, start the execution.
 
-    ``key`` (an Idempotency-Key, or an object version) makes a repetition find the same run: every step below
-    is either conditional or overwrites with the same content.
+    ``key`` (an Idempotency-Key, or an object version) makes a repetition find the same run: every
+    step below is either conditional or overwrites with the same content.
 
     Raises:
         InvalidInputError: the run file is wrong.
@@ -115,7 +115,8 @@ def create_run(
 
 
 def start_execution(hub: Hub, run: RunRecord, state_machine_arn: str) -> None:
-    """Start the run's present execution; starting it again is harmless, as its name is the run's."""
+    """Start the run's present execution; starting it again is harmless, as its name is the
+    run's."""
     name = execution_name(run.run_id, run.executions)
     hub.executions.start(state_machine_arn, name, {"run_id": run.run_id})
 

@@ -1,4 +1,5 @@
-"""The training half of a run, one function per task of the state machine. Every one may run twice."""
+"""The training half of a run, one function per task of the state machine. Every one may run
+twice."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def submit_attempt(hub: Hub, run_id: str, token: str, settings: JobSettings) -> 
     """Create the planned attempt's job, or adopt it; keep the token until it ends.
 
     Raises:
-        TransientError: SageMaker is busy; the state machine tries again and finds what was done so far.
+        TransientError: SageMaker is busy; the state machine tries again and finds what was done so
+        far.
     """
     folder = load_folder(hub, run_id)
     stage = folder.current_stage
@@ -160,7 +162,8 @@ def finish_stage(hub: Hub, run_id: str) -> dict[str, Any]:
     try:
         manifest = read_manifest(hub, stage.layout)
     except (ObjectMissingError, ValueError) as error:
-        # The job says Completed, but there is no whole model: an attempt without a result has failed.
+        # The job says Completed, but there is no whole model: an attempt without a result has
+        # failed.
         reason = f"the exported model is not whole: {error}"
         logger.error(reason)
         hub.table.update_attempt(attempt, outcome=Outcome.INFRASTRUCTURE_FAILURE, reason=reason)
@@ -219,7 +222,8 @@ def _measure_inputs(hub: Hub, run: RunRecord, spec: RunSpec) -> dict[str, int]:
 
 
 def _newest_checkpoint(hub: Hub, stage: StageRecord, begun: bool) -> CheckpointRef | GiveUp | None:
-    """The resume floor: one LIST and the flags of the newest candidates. A first attempt has none."""
+    """The resume floor: one LIST and the flags of the newest candidates. A first attempt has
+    none."""
     if not begun:
         return None
     report = hub.bucket.newest_checkpoint(stage.layout)
@@ -227,14 +231,15 @@ def _newest_checkpoint(hub: Hub, stage: StageRecord, begun: bool) -> CheckpointR
     if stage.newest_step is not None and found < stage.newest_step:
         return GiveUp(
             "CheckpointLost",
-            f"step {stage.newest_step} of stage {stage.name} was complete and is not any more; newest "
-            f"complete now: {found if report else 'none'}",
+            f"step {stage.newest_step} of stage {stage.name} was complete and is not any more; "
+            f"newest complete now: {found if report else 'none'}",
         )
     return None if report is None else _reference(report)
 
 
 def _begin_stage(hub: Hub, folder: RunFolder, stage: StageRecord, spec: RunSpec) -> GiveUp | None:
-    """Mark the stage RUNNING; find the named checkpoint it starts from, once for all its attempts."""
+    """Mark the stage RUNNING; find the named checkpoint it starts from, once for all its
+    attempts."""
     start = spec.stages[stage.index].start_from
     weights = stage.weights_from
     if weights is None and start is not None and start.step is not None:
@@ -247,7 +252,8 @@ def _begin_stage(hub: Hub, folder: RunFolder, stage: StageRecord, spec: RunSpec)
             steps = sorted({r.id.step for r in reports if r.complete})
             return GiveUp(
                 "NamedCheckpointMissing",
-                f"stage {source.name} has no complete checkpoint at step {start.step}; it has {steps}",
+                f"stage {source.name} has no complete checkpoint at step {start.step}; "
+                f"it has {steps}",
             )
         weights = WeightsFrom(stage_index=index, stage=source.name, checkpoint=_reference(named[0]))
     hub.table.update_stage(stage, StageState.RUNNING, weights_from=weights)

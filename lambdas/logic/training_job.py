@@ -38,8 +38,9 @@ def build_training_job_request(
 ) -> dict[str, Any]:
     """The whole request.
 
-    No CheckpointConfig: the container uploads its own checkpoints, as SageMaker's mirror copies files one by
-    one in no documented order. No secrets: hyperparameters and environment show up in events.
+    No CheckpointConfig: the container uploads its own checkpoints, as SageMaker's mirror copies
+    files one by one in no documented order. No secrets: hyperparameters and environment show up in
+    events.
     """
     config = AttemptConfig(
         run_id=run.run_id,
@@ -103,8 +104,8 @@ def job_tags(attempt: AttemptRecord, stack: str) -> dict[str, str]:
 def stage_model_uri(spec: RunSpec, run: RunRecord, stage: StageRecord, bucket: str) -> str | None:
     """S3 prefix of the weights a stage starts from; None when they are a hub id.
 
-    The first stage starts from the run's model, a later one from an earlier stage's exported model; a named
-    checkpoint (`start_from.step`) is laid over that by the container.
+    The first stage starts from the run's model, a later one from an earlier stage's exported
+    model; a named checkpoint (`start_from.step`) is laid over that by the container.
     """
     source = source_stage_index(spec, stage.index)
     if source is None:

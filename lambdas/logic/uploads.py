@@ -1,4 +1,5 @@
-"""Objects that appear in the bucket: run files, data for recipes, recipes. One object version, at most one run."""
+"""Objects that appear in the bucket: run files, data for recipes, recipes. One object version, at
+most one run."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _DATA = (".jsonl", ".json", ".parquet")
 def on_upload(hub: Hub, detail: ObjectCreatedDetail, state_machine_arn: str) -> str | None:
     """Start the run that an upload asks for. Returns its id; None when the object asks for none.
 
-    `uploads/**/run.yaml` is a run file whose relative paths lie beside it. A data file directly under
-    `uploads/<recipe>/` starts the registered recipe with it. A refused upload leaves a report beside it.
+    `uploads/**/run.yaml` is a run file whose relative paths lie beside it. A data file directly
+    under `uploads/<recipe>/` starts the registered recipe with it. A refused upload leaves a
+    report beside it.
     """
     key = detail.object.key
     parts = key.split("/")
@@ -64,7 +66,8 @@ def on_recipe(hub: Hub, key: str) -> None:
 
 
 def _beside(hub: Hub, key: str) -> RunRequest:
-    """The run file at ``key``: files it names and relative data paths lie beside it in the bucket."""
+    """The run file at ``key``: files it names and relative data paths lie beside it in the
+    bucket."""
     document = load_run_yaml(hub.bucket.read(key).decode())
     folder = posixpath.dirname(key) + "/"
     for stage in stage_mappings(document):

@@ -1,5 +1,5 @@
-"""The control plane on real parts: moto's S3, DynamoDB and Step Functions interpreter, our handlers in this process,
-and a SageMaker that the test moves.
+"""The control plane on real parts: moto's S3, DynamoDB and Step Functions interpreter, our
+handlers in this process, and a SageMaker that the test moves.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Cloud:
         assert folder is not None
         return folder
 
-    def wait(self, run_id: str, *states: RunState, timeout: float = 15) -> RunFolder:
+    def wait(self, run_id: str, *states: RunState, timeout: float = 60) -> RunFolder:
         """The run, once it is in one of the states (default: any terminal one)."""
         deadline = time.monotonic() + timeout
         while True:
@@ -217,7 +217,7 @@ class Cloud:
                 raise AssertionError(f"{run_id} stays {folder.run.state}: {folder.attempts[-1:]}")
             time.sleep(0.02)
 
-    def wait_execution(self, run_id: str, timeout: float = 15) -> str:
+    def wait_execution(self, run_id: str, timeout: float = 60) -> str:
         """The end of the run's present execution."""
         deadline = time.monotonic() + timeout
         while True:
@@ -307,7 +307,7 @@ class Cloud:
                 try:
                     self.invoke(name, event)
                     break
-                except (Exception, CrashError):
+                except (Exception, CrashError):  # noqa: BLE001 (Lambda does not ask either)
                     time.sleep(0.01)
 
     def _tell_job(self, job: dict[str, Any]) -> None:
@@ -339,7 +339,11 @@ class Cloud:
         if self.drop_events or not re.match(r"uploads/|recipes/|runs/.*(\.flag|/hosts/)", key.name):
             return
         event = events.object_created_event(
-            bucket.name, key.name, size=key.size, etag=key.etag.strip('"'), version_id=key.version_id
+            bucket.name,
+            key.name,
+            size=key.size,
+            etag=key.etag.strip('"'),
+            version_id=key.version_id,
         )
         self.pool.submit(self.deliver, "on_object_created", event)
 
@@ -388,7 +392,7 @@ class Cloud:
         except CrashError as crash:
             headers["X-Amz-Function-Error"] = "Unhandled"
             answer = {"errorType": "Runtime.ExitError", "errorMessage": str(crash)}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (Lambda does not ask either)
             headers["X-Amz-Function-Error"] = "Unhandled"
             answer = {"errorType": type(error).__name__, "errorMessage": str(error)}
         return Response(json.dumps(answer), headers=headers, content_type="application/json")

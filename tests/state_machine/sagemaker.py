@@ -1,7 +1,7 @@
 """A SageMaker that does nothing by itself: a test moves its jobs and endpoints from state to state.
 
-It refuses what the real one refuses (names in use, stopping what has ended, deleting what is being created) and keeps
-every request, so that a test can count them.
+It refuses what the real one refuses (names in use, stopping what has ended, deleting what is being
+created) and keeps every request, so that a test can count them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class FakeSageMaker:
         """The next ``times`` calls of an operation fail so."""
         self.refusals.setdefault(operation, []).extend([AwsError(code, message)] * times)
 
-    def job(self, name: str, timeout: float = 10) -> dict[str, Any]:
+    def job(self, name: str, timeout: float = 60) -> dict[str, Any]:
         """The job of this name, waited for."""
         return self._wait_for(lambda: self.jobs.get(name), f"job {name}", timeout)
 
-    def endpoint(self, name: str, status: str = "Creating", timeout: float = 10) -> dict[str, Any]:
+    def endpoint(self, name: str, status: str = "Creating", timeout: float = 60) -> dict[str, Any]:
         """The endpoint of this name in this status, waited for."""
 
         def found() -> dict[str, Any] | None:
@@ -64,7 +64,7 @@ class FakeSageMaker:
 
         return self._wait_for(found, f"endpoint {name} {status}", timeout)
 
-    def until(self, condition: Callable[[], Any], what: str, timeout: float = 10) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout: float = 60) -> Any:
         """Wait for something that a call to this service brings about."""
         return self._wait_for(condition, what, timeout)
 
@@ -113,7 +113,7 @@ class FakeSageMaker:
             self.calls[operation] += 1
             if self.refusals.get(operation):
                 raise self.refusals[operation].pop(0)
-            answer: dict[str, Any] = getattr(self, f"_{operation}")(request) or {}
+            answer: dict[str, Any] = getattr(self, f"do_{operation}")(request) or {}
             self.changed.notify_all()
         if operation.startswith("Create"):
             self.after_create(operation)
@@ -131,7 +131,7 @@ class FakeSageMaker:
             self.asked.append(document)
         return self.answer(document)
 
-    def _CreateTrainingJob(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_CreateTrainingJob(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         name = request["TrainingJobName"]
         if name in self.jobs:
             raise AwsError("ResourceInUse", f"Training job names must be unique ... {name}")
@@ -148,13 +148,13 @@ class FakeSageMaker:
         }
         return {"TrainingJobArn": arn}
 
-    def _DescribeTrainingJob(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_DescribeTrainingJob(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         name = request["TrainingJobName"]
         if name not in self.jobs:
             raise AwsError("ValidationException", "Requested resource not found.")
         return _public(self.jobs[name])
 
-    def _StopTrainingJob(self, request: dict[str, Any]) -> None:
+    def do_StopTrainingJob(self, request: dict[str, Any]) -> None:  # noqa: N802
         name = request["TrainingJobName"]
         if name not in self.jobs:
             raise AwsError("ValidationException", "Requested resource not found.")
@@ -166,37 +166,37 @@ class FakeSageMaker:
         if self.stop_works and job["TrainingJobStatus"] != "Stopping":
             self.move(name, "Stopping", "Stopping", tell=False)
 
-    def _ListTags(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_ListTags(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         kind, name = request["ResourceArn"].split(":")[-1].split("/", 1)
         found = {"training-job": self.jobs, "endpoint": self.endpoints}[kind][name]
         return {"Tags": found.get("Tags", [])}
 
-    def _CreateModel(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_CreateModel(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         return {"ModelArn": self._new(self.models, request["ModelName"], request, "model")}
 
-    def _CreateEndpointConfig(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_CreateEndpointConfig(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         name = request["EndpointConfigName"]
         return {"EndpointConfigArn": self._new(self.configs, name, request, "endpoint-config")}
 
-    def _CreateInferenceComponent(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_CreateInferenceComponent(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         name = request["InferenceComponentName"]
         arn = self._new(self.components, name, request, "inference-component")
         self.components[name]["InferenceComponentStatus"] = "InService"
         return {"InferenceComponentArn": arn}
 
-    def _DescribeInferenceComponent(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_DescribeInferenceComponent(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         return _public(_get(self.components, request["InferenceComponentName"]))
 
-    def _DescribeEndpointConfig(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_DescribeEndpointConfig(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         return _public(_get(self.configs, request["EndpointConfigName"]))
 
-    def _CreateEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_CreateEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         _get(self.configs, request["EndpointConfigName"])
         arn = self._new(self.endpoints, request["EndpointName"], request, "endpoint")
         self.endpoints[request["EndpointName"]]["EndpointStatus"] = "Creating"
         return {"EndpointArn": arn}
 
-    def _UpdateEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_UpdateEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         endpoint = _get(self.endpoints, request["EndpointName"])
         if endpoint["EndpointStatus"] != "InService":
             raise AwsError("ValidationException", "Cannot update in-progress endpoint")
@@ -205,25 +205,25 @@ class FakeSageMaker:
                      "_next": request["EndpointConfigName"]}  # fmt: skip
         return {"EndpointArn": endpoint["EndpointArn"]}
 
-    def _DescribeEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_DescribeEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         found = _public(_get(self.endpoints, request["EndpointName"]))
         return {key: value for key, value in found.items() if value is not None}
 
-    def _DeleteEndpoint(self, request: dict[str, Any]) -> None:
+    def do_DeleteEndpoint(self, request: dict[str, Any]) -> None:  # noqa: N802
         endpoint = _get(self.endpoints, request["EndpointName"])
         if endpoint["EndpointStatus"] in ("Creating", "Updating"):
             raise AwsError("ValidationException", "Cannot update in-progress endpoint")
         del self.endpoints[request["EndpointName"]]
 
-    def _DeleteEndpointConfig(self, request: dict[str, Any]) -> None:
+    def do_DeleteEndpointConfig(self, request: dict[str, Any]) -> None:  # noqa: N802
         _get(self.configs, request["EndpointConfigName"])
         del self.configs[request["EndpointConfigName"]]
 
-    def _DeleteModel(self, request: dict[str, Any]) -> None:
+    def do_DeleteModel(self, request: dict[str, Any]) -> None:  # noqa: N802
         _get(self.models, request["ModelName"])
         del self.models[request["ModelName"]]
 
-    def _DeleteInferenceComponent(self, request: dict[str, Any]) -> None:
+    def do_DeleteInferenceComponent(self, request: dict[str, Any]) -> None:  # noqa: N802
         _get(self.components, request["InferenceComponentName"])
         del self.components[request["InferenceComponentName"]]
 

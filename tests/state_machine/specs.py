@@ -6,7 +6,8 @@ from typing import Any
 
 
 def run_spec(
-    *, stages: list[dict[str, Any]] | None = None, rungs: int = 1, deploy: dict[str, Any] | None = None,
+    *, stages: list[dict[str, Any]] | None = None, rungs: int = 1,
+    deploy: dict[str, Any] | None = None,
     recovery: dict[str, Any] | None = None, spot: bool = True, **compute: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A run of one SFT stage on Spot; everything may be changed."""

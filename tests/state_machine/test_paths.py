@@ -44,7 +44,8 @@ def test_a_resubmission_resumes_from_the_newest_complete_checkpoint(cloud: Cloud
     cloud.checkpoint(layout, 15, 1, hosts=2, flagged=1)
     cloud.sagemaker.move(name, "InProgress", "Interrupted")
     cloud.sagemaker.until(
-        lambda: cloud.sagemaker.jobs[name]["TrainingJobStatus"] == "Stopping" or _look(cloud), "stop"
+        lambda: cloud.sagemaker.jobs[name]["TrainingJobStatus"] == "Stopping" or _look(cloud),
+        "stop",
     )
     cloud.requests.clear()
     cloud.sagemaker.move(name, "Stopped", "Stopped")
@@ -159,7 +160,8 @@ def test_a_spot_job_without_instances_is_moved_to_the_next_rung(cloud: Cloud) ->
     cloud.sagemaker.job(name)
     cloud.sagemaker.move(name, "InProgress", "Pending")
     cloud.sagemaker.until(
-        lambda: cloud.sagemaker.jobs[name]["TrainingJobStatus"] == "Stopping" or _look(cloud), "stop"
+        lambda: cloud.sagemaker.jobs[name]["TrainingJobStatus"] == "Stopping" or _look(cloud),
+        "stop",
     )
     cloud.sagemaker.move(name, "Stopped", "Stopped")
     second = cloud.train(f"{run_id}-0-a002")
