@@ -43,6 +43,7 @@ class DeploymentError(Exception):
 class Fleet:
     """What one endpoint configuration runs as: a container listening on a port of its own."""
 
+    variant: str
     container: Container
     port: int
     folder: Path
@@ -70,9 +71,9 @@ class Endpoint:
         return str(self.record["EndpointStatus"])
 
     @property
-    def port(self) -> int | None:
-        """Where the serving container listens, when there is one."""
-        return self._fleet.port if self._fleet else None
+    def fleet(self) -> Fleet | None:
+        """What serves at present, if anything does."""
+        return self._fleet
 
     def create(self) -> None:
         """Bring the endpoint up in the background."""
@@ -141,7 +142,7 @@ class Endpoint:
         self._deployments += 1
         folder = self._engine.site.state_dir / "endpoints" / name / str(self._deployments)
         shutil.rmtree(folder, ignore_errors=True)
-        fleet = Fleet(Container(folder), _free_port(), folder)
+        fleet = Fleet(variant["VariantName"], Container(folder), _free_port(), folder)
         try:
             self._start(fleet, variant, model)
             self._await_health(fleet, variant)

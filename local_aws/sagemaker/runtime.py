@@ -8,26 +8,25 @@ from collections.abc import Iterator
 
 from werkzeug.wrappers import Request, Response
 
-from local_aws.sagemaker.endpoints import Endpoint
+from local_aws.sagemaker.endpoints import Fleet
 
 INVOKE_SECONDS = 60.0
 STREAM_SECONDS = 480.0
 MAX_PAYLOAD = 6 * 1024 * 1024
-VARIANT = "AllTraffic"  # the one variant that runs; what the CDK and the hub call it
 _FORWARDED = ("Content-Type", "Accept", "X-Amzn-SageMaker-Custom-Attributes")
 
 
-def invoke(request: Request, endpoint: Endpoint | None, name: str) -> Response:
+def invoke(request: Request, fleet: Fleet | None, name: str) -> Response:
     """Answer POST /endpoints/<name>/invocations[-response-stream]."""
     streaming = request.path.endswith("-response-stream")
-    if endpoint is None or endpoint.port is None:
+    if fleet is None:
         text = f"Endpoint {name} of account 123456789012 not found."
         return error("ValidationError", text, 400)
     body = request.get_data()
     if len(body) > MAX_PAYLOAD:
         return error("ValidationError", f"The request is above {MAX_PAYLOAD} bytes.", 413)
     connection = http.client.HTTPConnection(
-        "127.0.0.1", endpoint.port, timeout=STREAM_SECONDS if streaming else INVOKE_SECONDS
+        "127.0.0.1", fleet.port, timeout=STREAM_SECONDS if streaming else INVOKE_SECONDS
     )
     headers = {k: request.headers[k] for k in _FORWARDED if k in request.headers}
     try:
@@ -40,7 +39,7 @@ def invoke(request: Request, endpoint: Endpoint | None, name: str) -> Response:
     if answer.status >= 400:
         return _container_error(answer)
     kind = answer.headers.get("Content-Type", "application/octet-stream")
-    kept = {"x-Amzn-Invoked-Production-Variant": VARIANT}
+    kept = {"x-Amzn-Invoked-Production-Variant": fleet.variant}
     if streaming:
         kept["X-Amzn-SageMaker-Content-Type"] = kind
         return Response(

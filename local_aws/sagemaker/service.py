@@ -94,8 +94,11 @@ class SageMaker:
         """Serve one request signed for `sagemaker`: the control API or the runtime."""
         if request.path.startswith("/endpoints/"):
             name = request.path.split("/")[2]
-            self.engine.site.pool.submit(self._count_invocation, name)
-            return runtime.invoke(request, self.endpoints.get(name), name)
+            endpoint = self.endpoints.get(name)
+            fleet = endpoint.fleet if endpoint else None
+            if fleet:
+                self.engine.site.pool.submit(self._count_invocation, name, fleet.variant)
+            return runtime.invoke(request, fleet, name)
         operation = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
         try:
             handler = self._operation(operation)
@@ -314,9 +317,9 @@ class SageMaker:
         """ListTags."""
         return {"Tags": self._by_arn(request["ResourceArn"]).get("Tags", [])}
 
-    def _count_invocation(self, name: str) -> None:
+    def _count_invocation(self, name: str, variant: str) -> None:
         """The metric by which idle endpoints are found."""
-        dimensions = {"EndpointName": name, "VariantName": runtime.VARIANT}
+        dimensions = {"EndpointName": name, "VariantName": variant}
         datum = {
             "MetricName": "Invocations",
             "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],

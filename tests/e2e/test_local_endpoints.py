@@ -39,7 +39,7 @@ def make_config(cloud, name, *, prefix="model/", **environment):
     }
     client.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer=container)
     variant = {
-        "VariantName": "AllTraffic",
+        "VariantName": "primary",
         "ModelName": name,
         "InstanceType": "ml.g5.xlarge",
         "InitialInstanceCount": 1,
@@ -85,7 +85,7 @@ def statuses(cloud, name):
 def test_an_endpoint_serves_the_model_it_was_given(cloud):
     description = deploy(cloud, "serves", VERSION="1")
     assert description["EndpointStatus"] == "InService"
-    assert description["ProductionVariants"][0]["VariantName"] == "AllTraffic"
+    assert description["ProductionVariants"][0]["VariantName"] == "primary"
     assert ask(cloud, "serves") == {
         "files": ["config.json", "model.safetensors"],
         "version": "1",
@@ -107,7 +107,7 @@ def test_invocations_are_counted_where_idle_endpoints_are_looked_for(cloud):
             MetricName="Invocations",
             Dimensions=[
                 {"Name": "EndpointName", "Value": "counted"},
-                {"Name": "VariantName", "Value": "AllTraffic"},
+                {"Name": "VariantName", "Value": "primary"},
             ],
             StartTime=now - hour,
             EndTime=now + hour,
