@@ -14,7 +14,17 @@ from typing import Any
 
 from inference_container.settings import Settings, StartError
 
-__all__ = ["Engine", "Resolved", "choose_engine", "gpu_count", "tensor_parallel_size"]
+DRAIN_SECONDS = 25
+"""How long a stopped engine may go on answering; SageMaker kills it 30 s after SIGTERM."""
+
+__all__ = [
+    "DRAIN_SECONDS",
+    "Engine",
+    "Resolved",
+    "choose_engine",
+    "gpu_count",
+    "tensor_parallel_size",
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
         "--chat-template": resolved.chat_template,
         "--gpu-memory-utilization": engine.gpu_memory_utilization if gpus else None,
         "--middleware": "inference_container.middleware.EngineHeader",
+        # By default vLLM aborts what it is answering when SIGTERM comes.
+        "--shutdown-timeout": DRAIN_SECONDS,
     }
     words = [
         str(w) for flag, value in arguments.items() if value is not None for w in (flag, value)

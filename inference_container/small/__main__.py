@@ -10,12 +10,10 @@ from pathlib import Path
 
 import uvicorn
 
+from inference_container.engines import DRAIN_SECONDS
 from inference_container.small.app import build_app
 from inference_container.small.generation import SmallModel
 from inference_container.supervisor import ENGINE_FD_VARIABLE
-
-DRAIN_SECONDS = 25
-"""SageMaker kills 30 s after SIGTERM."""
 
 
 def main(document: str) -> None:

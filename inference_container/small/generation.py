@@ -61,7 +61,7 @@ class SmallModel:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         if model.dtype == torch.float16 and dtype == "auto":
-            model = model.to(torch.float32)  # few CPU kernels exist for float16
+            model = model.to(dtype=torch.float32)  # few CPU kernels exist for float16
         self.defaults = model.generation_config
         self.limit = _context_length(model.config, max_model_len)
         self.adapters = dict(adapters or {})

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.compute import DeploySpec
-from contracts.layout import endpoint_config_name, model_name
+from contracts.layout import (
+    RunLayout,
+    endpoint_config_name,
+    join_uri,
+    model_name,
+    parse_s3_uri,
+)
 from contracts.run_spec import RunSpec
 from lambdas.logic.records import PublishedModel
 from lambdas.settings import HostingSettings
@@ -127,12 +133,21 @@ def build_model_request(deployment: Deployment) -> dict[str, Any]:
             "Environment": {
                 "GRPOHUB_DEPLOY": text,
                 "GRPOHUB_MODEL_VERSION": deployment.model.version,
+                **_code_uri(deployment),
             },
         },
         "ExecutionRoleArn": settings.role,
         "Tags": _tags(deployment),
         **settings.vpc.request,
     }
+
+
+def _code_uri(deployment: Deployment) -> dict[str, str]:
+    """Where the container finds the run's own chat template, when the run file names one."""
+    if deployment.deploy.engine.chat_template_file is None:
+        return {}
+    bucket, _ = parse_s3_uri(deployment.model.uri)
+    return {"GRPOHUB_CODE_URI": join_uri(bucket, RunLayout(deployment.run_id).code_prefix)}
 
 
 def build_endpoint_config_request(deployment: Deployment) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def test_vllm_gets_every_setting_under_its_own_name(
     assert after(words, "--max-lora-rank") == "32"
     assert after(words, "--middleware") == "inference_container.middleware.EngineHeader"
     assert after(words, "--port") == "8080"
+    assert int(after(words, "--shutdown-timeout")) < 30, "SageMaker kills after 30 s"
     known = {*EngineSpec.model_fields} - {"chat_template_file", "lora_adapters"}
     flags = {word.removeprefix("--").replace("-", "_") for word in words}
     assert known <= flags, "a setting of the run file has no effect"
