@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -372,3 +373,49 @@ def test_a_sagemaker_endpoint_is_invoked_and_signed(
     assert {request["path"] for request in service.requests} == {"/endpoints/my-judge/invocations"}
     assert "eu-west-1/sagemaker/aws4_request" in service.headers[0]["Authorization"]
     assert scores.metrics["retries"] == 1
+
+
+# --- the synchronous client ----------------------------------------------------------------------
+
+
+def test_a_reward_file_can_ask_a_judge_by_itself(service: Service, tmp_path: Path) -> None:
+    """The second seed's external reward: a client made once, fail-fast, a call per completion."""
+    (tmp_path / "rewards.py").write_text(
+        "from training_container.rewards.client import JudgeClient\n"
+        "class Polite:\n"
+        "    def __init__(self, url): self.judge = JudgeClient(url)\n"
+        "    def __call__(self, completions):\n"
+        "        return [self.judge.score(text, temperature=0) for text in completions]\n"
+    )
+    service.reply = lambda body: ok(f"Reward: {len(asked(body)) / 10}")
+
+    def source(url: str) -> RewardSource:
+        document = {
+            "name": "polite",
+            "weight": 1,
+            "file": "rewards.py",
+            "function": "Polite",
+            "parameters": {"url": url},
+            "network": True,
+        }
+        spec = RewardSpec.model_validate_json(json.dumps(document))
+        return build_source(spec, SourceContext(tmp_path, workers=1))
+
+    made = source(service.url)
+    made.prepare()
+    samples = (Sample("abc"), Sample("a" * 11))
+    scores = made.score(RewardRequest(samples))
+    made.close()
+    assert scores.values == [0.3, None]  # 1.1 is out of range
+    gone = Service()
+    gone.stop()
+    with pytest.raises(RewardConfigError, match=r"no judge at.*vllm serve"):
+        source(gone.url).prepare()
+
+
+def test_memory_of_judgements_is_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training_container.rewards.judge._REMEMBERED", 2)
+    source = judge(service.url)
+    assert score(source, "a", "b", "c").values == [0.5] * 3
+    assert score(source, "c", "b").metrics["asked"] == 0
+    assert score(source, "a").metrics["asked"] == 1

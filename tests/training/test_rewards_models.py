@@ -261,6 +261,7 @@ def test_a_judge_past_its_deadline_stops_between_batches(causal: Path) -> None:
 # --- plugins -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_plugin_is_given_the_model_and_scores_rows(classifier: Path, tmp_path: Path) -> None:
     """The second seed's plugin interface, over a classifier, in a process without credentials."""
     code = """

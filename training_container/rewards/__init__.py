@@ -15,6 +15,7 @@ user_file.py   a user's Python file: its signature recognised
 judge.py       a generative reward model; judge_parser.py reads its words, judge_http.py and
                judge_local.py are where it runs
 model_source.py, model_http.py: a classifier in this process, or served
+client.py      a synchronous judge for use inside a reward file
 endpoint.py    calls to a service: capped, bounded, retried, given up on
 assets.py      weights from S3, keys from Secrets Manager
 plugin.py      a model loaded in a worker, for a user's plugin class

@@ -28,6 +28,8 @@ from training_container.rewards.judge_parser import Verdict, parse_judgement
 
 __all__ = ["Asker", "Conversation", "JudgeSource", "conversation_text", "seed_of"]
 
+_REMEMBERED = 100_000
+
 Conversation = tuple[Mapping[str, str], ...]
 """What a judge is asked: a system message, when there is one, and a user message."""
 
@@ -104,11 +106,12 @@ class JudgeSource:
             if key not in self._cache:
                 asked[key] = conversation
         left = max(0.0, self._timeout_seconds - (time.monotonic() - started))
-        judged = self._judge_all(asked, left)
+        known = {key: self._cache[key] for key in keys if key in self._cache}
+        known |= self._judge_all(asked, left)
         for index, key in enumerate(keys):
             if key is None:
                 continue
-            one = judged.get(key) or self._cache[key]
+            one = known[key]
             scores.values[index] = one.value
             if one.failure is not None:
                 scores.failures[index] = one.failure
@@ -126,6 +129,8 @@ class JudgeSource:
         if self._judge.cache:
             # A failure may pass; only a judgement is kept.
             self._cache |= {key: one for key, one in judged.items() if one.failure is None}
+            for key in list(self._cache)[: max(0, len(self._cache) - _REMEMBERED)]:
+                del self._cache[key]  # the oldest; a week of training must not fill the memory
         return judged
 
     def _average(self, judgements: Sequence[str]) -> _Judged:
