@@ -238,7 +238,8 @@ def test_the_live_view_shows_stage_attempt_step_reward_checkpoint_and_interrupti
     screen.print(watch.view())
     text = screen.export_text()
     for part in ("TRAINING", "smooth", "5/20", "0.5", "0.75", "1 interruption(s)", "ml.m5.xlarge",
-                 "resumed from step 4", "checkpoint: step 4", "12.3 MB", "Spot took it"):  # fmt: skip
+                 "resumed from step 4", "checkpoint: step 4", "12.3 MB",
+                 "Spot took it"):  # fmt: skip
         assert part in text
 
 
