@@ -103,7 +103,7 @@ class Deployer:
         deployment = Deployment(names, values, skipped)
         self._start_functions(original, names, resolved, assembly)
         self._connect_routes(original, names)
-        self._switch_on_bucket_events(original, names)
+        self._configure_buckets(original, names)
         deployment.refused += self._start_schedules(original, resolved)
         return deployment
 
@@ -264,21 +264,25 @@ class Deployer:
             iam = properties.get("AuthorizationType") == "AWS_IAM"
             self.api.add(Route(properties["RouteKey"], function, iam))
 
-    def _switch_on_bucket_events(self, resources: Resources, names: Mapping[str, str]) -> None:
+    def _configure_buckets(self, resources: Resources, names: Mapping[str, str]) -> None:
+        """What moto's CloudFormation leaves out of a bucket: versioning and EventBridge."""
+        s3 = self.site.client("s3")
         for logical, resource in resources.items():
             properties = resource.get("Properties", {})
-            configuration = properties.get("NotificationConfiguration", {})
-            if "EventBridgeConfiguration" not in configuration:
-                continue
             if resource["Type"] == "AWS::S3::Bucket":
                 bucket = names[logical]
             elif resource["Type"] == "Custom::S3BucketNotifications":
                 bucket = names[_first_reference(properties["BucketName"], resources)]
             else:
                 continue
-            self.site.client("s3").put_bucket_notification_configuration(
-                Bucket=bucket, NotificationConfiguration={"EventBridgeConfiguration": {}}
-            )
+            if "VersioningConfiguration" in properties:
+                s3.put_bucket_versioning(
+                    Bucket=bucket, VersioningConfiguration=properties["VersioningConfiguration"]
+                )
+            if "EventBridgeConfiguration" in properties.get("NotificationConfiguration", {}):
+                s3.put_bucket_notification_configuration(
+                    Bucket=bucket, NotificationConfiguration={"EventBridgeConfiguration": {}}
+                )
 
     def _start_schedules(self, resources: Resources, resolved: Mapping[str, str]) -> list[str]:
         refused = self.bus.start_schedules()

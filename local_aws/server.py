@@ -5,6 +5,7 @@ local up`.
 import contextlib
 import logging
 import os
+import resource
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,8 @@ class LocalCloud:
 
     def stop(self) -> None:
         """End every child, keep the state, and free the port."""
+        # What ends from here on ends because of us: the next cloud must find it as it was.
+        moto_patches.hooks.execution_changed = []
         self.site.stopping.set()
         self.sagemaker.stop()
         self.lambdas.stop()
@@ -147,6 +150,8 @@ class LocalCloud:
         cleanup.callback(self.site.pool.shutdown, wait=False, cancel_futures=True)
         # moto's interpreter finds the services it calls by this variable.
         cleanup.enter_context(_variable("MOTO_PORT", str(self.site.port)))
+        past_proxies = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+        cleanup.enter_context(_variable("NO_PROXY", past_proxies))
         self._connect(front)
         serve = partial(server.serve_forever, poll_interval=0.1)
         threading.Thread(target=serve, name="front", daemon=True).start()
@@ -209,8 +214,14 @@ def _configure_moto() -> None:
 
     default_user_config["stepfunctions"] = {"execute_state_machine": True}
     default_user_config["lambda"] = {"use_docker": False}
-    for name in ("moto", "werkzeug"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    logging.getLogger("moto").setLevel(logging.ERROR)
+    # Every failed task is an error to the interpreter's log; in a state machine it is a path.
+    logging.getLogger("moto.stepfunctions").setLevel(logging.CRITICAL)
+
+    # Every S3 object above 5 MB is an open file to moto.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _reset_moto() -> None:

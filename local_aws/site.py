@@ -12,6 +12,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 ACCOUNT = "123456789012"
 REGION = "us-east-1"
@@ -81,11 +82,18 @@ class Site:
         return self.stopping.wait(seconds / self.speed)
 
     def every(self, seconds: float, action: Callable[[], None], name: str) -> None:
-        """Call `action` every `seconds` of wall-clock time until the cloud stops."""
+        """Call `action` every `seconds` of wall-clock time until the cloud stops.
+
+        One failure is reported and the next turn comes all the same.
+        """
 
         def loop() -> None:
             while not self.stopping.wait(seconds):
-                action()
+                try:
+                    action()
+                except (ClientError, BotoCoreError, OSError) as error:
+                    if not self.stopping.is_set():
+                        self.report(f"{name}: {error}")
 
         threading.Thread(target=loop, name=name, daemon=True).start()
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from local_aws.site import ACCOUNT, REGION, Site
 
 FLUSH_SECONDS = 1.0
+MAX_OLD_VERSION = 1024 * 1024
 MAX_PART = 200  # file systems take names of 255 bytes
 LOST = "LocalCloud.Restarted"
 
@@ -71,6 +72,7 @@ class ObjectMirror:
         return len(kept)
 
     def _mirror(self, bucket: str, key: str) -> dict[str, Any]:
+        _drop_old_versions(bucket, key)
         stored = _stored(bucket, key)
         if stored is None:
             file = self._known.pop((bucket, key), None)
@@ -199,6 +201,27 @@ def _stored(bucket: str, key: str) -> Any:
     buckets = s3_backends[ACCOUNT]["aws"].buckets
     found = buckets[bucket].keys.get(key) if bucket in buckets else None
     return found if isinstance(found, FakeKey) else None
+
+
+def _drop_old_versions(bucket: str, key: str) -> None:
+    """Forget large versions that are no longer current, as the bucket's lifecycle rule would after
+    a week.
+
+    moto keeps an open temporary file for each, and a long run prunes hundreds of checkpoints.
+    """
+    from moto.s3.models import FakeKey, s3_backends
+
+    buckets = s3_backends[ACCOUNT]["aws"].buckets
+    versions = buckets[bucket].keys.getlist(key, []) if bucket in buckets else []
+    kept = [
+        version
+        for version in versions
+        if version is versions[-1]
+        or not isinstance(version, FakeKey)
+        or version.contentsize <= MAX_OLD_VERSION
+    ]
+    if len(kept) < len(versions):
+        buckets[bucket].keys.setlist(key, kept)
 
 
 def _restore_object(file: Path, entry: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from local_aws.logs import LogShipper
 # What a process needs from the machine that a container would bring in its image. Thread counts
 # pass through so that several hosts can share one machine's cores.
 INHERITED = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VIRTUAL_ENV")
-NICENESS = 5  # the control plane stays quick while training uses every core
+NICENESS = 2  # the control plane stays quick while training uses every core
 
 
 class Container:

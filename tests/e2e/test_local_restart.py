@@ -94,6 +94,19 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
             )
 
 
+def test_large_versions_that_are_no_longer_current_are_forgotten(assembly, tmp_path):
+    with LocalCloud(assembly, tmp_path) as cloud:
+        s3, bucket = cloud.client("s3"), cloud.outputs["BucketName"]
+        for size in (2 << 20, 2 << 20, 10, 20):
+            s3.put_object(Bucket=bucket, Key="shard", Body=bytes(size))
+
+        def sizes():
+            return [v["Size"] for v in s3.list_object_versions(Bucket=bucket)["Versions"]]
+
+        until(lambda: sizes() == [20, 10])
+        assert s3.head_object(Bucket=bucket, Key="shard")["ContentLength"] == 20
+
+
 def test_a_busy_port_is_named(tmp_path):
     with LocalCloud(None, tmp_path / "one") as cloud:
         command = [sys.executable, "-m", "local_aws", "up", "--port", str(cloud.site.port)]
