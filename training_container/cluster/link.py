@@ -60,8 +60,8 @@ class Link:
         self._nodes: list[Node] = []
         self._nodes_at = 0.0
 
-    def exchange(self) -> None:
-        """Send the row, write the table.
+    def exchange(self, *, seconds: float | None = _CALL_SECONDS) -> None:
+        """Send the row, write the table; wait ``seconds`` for the board's answer.
 
         Raises:
             ray.exceptions.RayError: when the board does not answer.
@@ -70,7 +70,7 @@ class Link:
 
         row = json.loads(Path(self._config.row).read_text())
         call = self._board.sync.remote(self._config.host_rank, row)
-        rows, ages = ray.get(call, timeout=_CALL_SECONDS)
+        rows, ages = ray.get(call, timeout=seconds)
         now = time.monotonic()
         if self._config.host_rank == 0 and now - self._nodes_at > _NODES_SECONDS:
             self._nodes, self._nodes_at = _nodes(ray.nodes()), now
@@ -86,6 +86,8 @@ class Link:
         """Exchange until the board has been away for too long."""
         from ray.exceptions import RayError
 
+        # The first answer waits for the actor's process; the host bounds that by its own deadline.
+        self.exchange(seconds=None)
         heard = time.monotonic()
         while True:
             try:

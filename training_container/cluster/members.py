@@ -37,7 +37,7 @@ class Member:
         self._folder = work / "cluster"
         self._folder.mkdir()
         self._row, self._table = self._folder / "row.json", self._folder / "table.json"
-        self._log = self._folder / "ray.log"
+        self._node_log, self._link_log = self._folder / "ray.log", self._folder / "link.log"
         self._node: Child | None = None
         self._link: Child | None = None
 
@@ -53,7 +53,8 @@ class Member:
         while not reachable(row.address, ticket.port):
             self._supervisor.poll()
             if self.trouble() or time.monotonic() > deadline:
-                raise StageError(ExitCode.CLUSTER, f"the Ray head did not start: {self._tail()}")
+                said = _tail(self._node_log)
+                raise StageError(ExitCode.CLUSTER, f"the Ray head did not start: {said}")
             time.sleep(_POLL_SECONDS)
         self._start_link(row, f"{row.address}:{ticket.port}", ticket)
         return ticket
@@ -82,7 +83,8 @@ class Member:
         """What has ended that must not."""
         for child in (self._node, self._link):
             if child is not None and not child.running:
-                return f"{child.name} of this host ended with {child.code}"
+                log = self._node_log if child is self._node else self._link_log
+                return f"{child.name} ended with {child.code}: {_tail(log)}"
         return None
 
     def stop(self) -> None:
@@ -102,10 +104,13 @@ class Member:
         return self._temp
 
     def _start_node(self, command: list[str], ticket: Ticket) -> None:
-        wrapper = [sys.executable, "-m", "training_container.cluster.node", str(self._log), "--"]
-        self._node = self._supervisor.start(
-            "the Ray node", [*wrapper, *command], node_environment(self._environ, ticket.token)
-        )
+        self._node = self._start("this host's Ray node", self._node_log, command, ticket)
+
+    def _start(self, name: str, log: Path, command: list[str], ticket: Ticket) -> Child:
+        """What Ray prints goes to a file: it would bury the job's own log."""
+        wrapper = [sys.executable, "-m", "training_container.cluster.node", str(log), "--"]
+        environ = node_environment(self._environ, ticket.token)
+        return self._supervisor.start(name, [*wrapper, *command], environ)
 
     def _start_link(self, row: Row, head: str, ticket: Ticket) -> None:
         config = LinkConfig(
@@ -119,13 +124,11 @@ class Member:
         path = self._folder / "link.json"
         config.write(path)
         self.write(row)
-        self._link = self._supervisor.start(
-            "the link to the leader",
-            [sys.executable, "-m", "training_container.cluster.link", str(path)],
-            node_environment(self._environ, ticket.token),
-        )
+        command = [sys.executable, "-m", "training_container.cluster.link", str(path)]
+        self._link = self._start("this host's link", self._link_log, command, ticket)
 
-    def _tail(self) -> str:
-        if not self._log.exists():
-            return "it said nothing"
-        return " ".join(self._log.read_text(errors="replace").split())[-_TAIL:]
+
+def _tail(log: Path) -> str:
+    """The last that a process said."""
+    said = " ".join(log.read_text(errors="replace").split()) if log.exists() else ""
+    return said[-_TAIL:] or "it said nothing"
