@@ -185,6 +185,11 @@ _SCALING = Permission(
     ("arn:{partition}:application-autoscaling:{region}:{account}:scalable-target/*",),
     "The id of a scalable target is made by the service.",
 )
+_ENDPOINT_LOGS = Permission(
+    ("logs:FilterLogEvents",),
+    ("arn:{partition}:logs:{region}:{account}:log-group:/aws/sagemaker/Endpoints/*",),
+    "Log groups are named by endpoints.",
+)
 _INVOKE = Permission(("sagemaker:InvokeEndpoint",), _HOSTING, _HOSTING_REASON)
 _TRAINING_EVENTS = EventRule(
     "TrainingJobStateChange",
@@ -243,7 +248,7 @@ FUNCTIONS: tuple[Function, ...] = (
         ),
         permissions=(
             _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _START, _EXECUTIONS, _DESCRIBE_JOB, _STOP_JOB,
-            _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING, _INVOKE, _TOKENS,
+            _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING, _INVOKE, _TOKENS, _ENDPOINT_LOGS,
             Permission(
                 ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
                 ("{bucket_arn}/recipes/*",),
@@ -327,7 +332,8 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "clean_up",
         "Stop the job, delete half-made endpoints, write down the failure.",
-        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _TOKENS,
+        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING,
+        _TOKENS, _ENDPOINT_LOGS,
         timeout=120,
     ),
     _task("conclude_failure", "Fail the execution with the run's failure; continue it on redrive."),
@@ -426,7 +432,7 @@ FUNCTIONS: tuple[Function, ...] = (
         environment=("TABLE_NAME", "BUCKET_NAME"),
         permissions=(
             _TABLE, _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING,
-            _TOKENS, _EXECUTIONS,
+            _SCALING, _TOKENS, _EXECUTIONS, _ENDPOINT_LOGS,
         ),
         rules=(
             EventRule(
@@ -451,7 +457,7 @@ FUNCTIONS: tuple[Function, ...] = (
         environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN"),
         permissions=(
             _TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING,
-            _DELETE_HOSTING, _SCALING, _TOKENS, _EXECUTIONS, _START,
+            _DELETE_HOSTING, _SCALING, _TOKENS, _EXECUTIONS, _START, _ENDPOINT_LOGS,
             Permission(
                 ("cloudwatch:GetMetricStatistics",),
                 ("*",),

@@ -56,7 +56,7 @@ def openapi() -> str:
         title="GRPO Hub",
         version="1",
         description=(
-            "Turns a run file into a trained, deployed model. Requests are signed with SigV4 (IAM). "
+            "Turns a run file into a trained, deployed model. Requests are signed with SigV4. "
             "Errors are `application/problem+json` (`ProblemDocument`)."
         ),
         tags=[

@@ -51,9 +51,9 @@ def settle(hub: Hub, attempt: AttemptRecord, token: str | None = None) -> Attemp
     one asks."""
     assert attempt.outcome is not None
     assert attempt.ended_at is not None
-    token = token or attempt.token
-    if attempt.settled and token in (None, attempt.token):
+    if attempt.settled and token is None:
         return attempt
+    token = token or attempt.token
     text = attempt.outcome.value + (f": {attempt.reason}" if attempt.reason else "")
     note_attempt(hub, attempt, "attempt.ended", text, time=attempt.ended_at)
     if token is None:

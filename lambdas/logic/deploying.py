@@ -148,7 +148,9 @@ def smoke_test(hub: Hub, run_id: str, settings: HostingSettings) -> dict[str, An
         seconds=round(time.monotonic() - begun, 3),
     )
     hub.bucket.write_json(run.layout.smoke_test, view.model_dump(mode="json"))
-    _scale(hub, deployment)
+    if row is not None and deployment.deploy.autoscaling is not None:
+        hub.table.update_endpoint(row, scaled=True)
+        _scale(hub, deployment)
     return {"answer": text[:200], "seconds": view.seconds}
 
 
@@ -215,8 +217,7 @@ def _answer_text(answer: dict[str, Any]) -> str:
 
 def _scale(hub: Hub, deployment: Deployment) -> None:
     scaling = deployment.deploy.autoscaling
-    if scaling is None:
-        return
+    assert scaling is not None
     if deployment.scales_to_zero:
         resource = f"inference-component/{deployment.component}"
         dimension = "sagemaker:inference-component:DesiredCopyCount"

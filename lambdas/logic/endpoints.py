@@ -176,7 +176,8 @@ def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]
     hub.table.update_endpoint(row, EndpointState.DELETING, owned=False, previous_config=None)
     deleted: list[str] = []
     remaining: list[str] = []
-    unscale(hub, row)
+    if row.scaled:
+        unscale(hub, row)
     steps: list[tuple[str, bool]] = []
     if row.inference_component is not None:
         gone = hub.hosting.delete_component(row.inference_component)
@@ -256,6 +257,7 @@ def _claim(
         owned=not adopted or mine,
         idle_ttl_hours=deployment.deploy.idle_ttl_hours,
         inference_component=deployment.component,
+        scaled=row is not None and row.scaled,
     )
     if not hub.table.claim_endpoint(claimed):
         raise EndpointBusyError(f"another run is deploying to endpoint {deployment.endpoint}")

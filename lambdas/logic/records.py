@@ -175,6 +175,8 @@ class EndpointRecord:
     idle_ttl_hours: float | None = None
     last_chat_at: dt.datetime | None = None
     inference_component: str | None = None
+    scaled: bool = False
+    """A scalable target was registered for it."""
 
 
 @dataclass(frozen=True, slots=True)

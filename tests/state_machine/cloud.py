@@ -134,8 +134,7 @@ class Cloud:
         self.recording, self.crash_at, self.effects = None, None, 0
         self.s3.create_bucket(Bucket=BUCKET)
         self._create_table()
-        self.machine_arn = self.create_machine()
-        os.environ["STATE_MACHINE_ARN"] = self.machine_arn
+        self.use_machine(self.create_machine())
         hooks = moto_patches.hooks
         hooks.clear()
         hooks.wait_speed = 40.0
@@ -163,6 +162,10 @@ class Cloud:
         )
         arn: str = answer["stateMachineArn"]
         return arn
+
+    def use_machine(self, arn: str) -> None:
+        """Start further runs with this state machine."""
+        self.machine_arn = os.environ["STATE_MACHINE_ARN"] = arn
 
     # -- what a test asks --------------------------------------------------------------------------
 
