@@ -115,6 +115,13 @@ def _start_from(stage: AnyStage, path: str, earlier: Sequence[AnyStage]) -> Iter
         )
         return
     source = earlier[names.index(start.stage)]
+    if start.step is not None and source.lora is not None:
+        yield Problem(
+            f"{path}.start_from.step",
+            start.step,
+            f"stage `{start.stage}` trains an adapter, whose checkpoints hold no whole weights",
+            "Remove `step`: the stage then starts from the merged model.",
+        )
     if start.step is not None and source.max_steps is not None and start.step > source.max_steps:
         yield Problem(
             f"{path}.start_from.step",
