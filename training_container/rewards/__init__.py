@@ -8,7 +8,8 @@ plane.py       RewardPlane: all sources of a stage at once, combined, measured, 
 policy.py      a source's raw scores under its `on_error`, and the numbers that are logged
 sources.py     one class per kind of source, and how a run file's entry becomes one
 sandbox.py     pools of killable worker processes (the trainer's side)
-worker.py      the worker process: supervisor and loop
+worker_process.py  one of them, as the trainer sees it
+worker.py      the worker process itself: supervisor and loop
 confine.py     what a worker process takes away from itself
 scorer.py      a loaded function, its results normalised
 user_file.py   a user's Python file: its signature recognised

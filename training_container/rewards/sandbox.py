@@ -7,24 +7,14 @@ and not a fork of the trainer, because CUDA, threads and credentials must not co
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import Any
 
-from training_container.rewards.confine import Limits
 from training_container.rewards.interface import (
     Failure,
     FailureKind,
@@ -33,162 +23,21 @@ from training_container.rewards.interface import (
     Scores,
 )
 from training_container.rewards.wire import (
-    Channel,
     ChannelClosedError,
     DeadlineExceededError,
     FrameError,
     encode,
     to_plain,
 )
+from training_container.rewards.worker_process import PoolConfig, WorkerProcess
 
 __all__ = ["PoolConfig", "WorkerPool"]
 
 _log = logging.getLogger(__name__)
 
-_WORKER = Path(__file__).with_name("worker.py")
-_ROOT = Path(__file__).parents[2]
-_OUR_PACKAGES = (str(_ROOT / "training_container"), str(_ROOT / "contracts"))
-_PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
-_NETWORK_VARIABLES = (
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-)  # fmt: skip
-_START_SECONDS = 60.0
-_STDERR_LINES = 40
 _CHUNKS_PER_WORKER = 4
 _SAMPLE_SHARE = 0.25
 _RESTARTS_PER_BATCH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PoolConfig:
-    """How a pool's processes are made."""
-
-    load: Mapping[str, Any]
-    """The `load` message: a file or a built-in with its parameters."""
-    name: str
-    """The source's name, for logs and errors."""
-    workers: int = 1
-    timeout_seconds: float = 120.0
-    """Deadline of a batch. One sample of a per-sample function may use a quarter of it."""
-    memory_mb: int = 4096
-    network: bool = False
-    read_paths: tuple[str, ...] = ()
-    max_batches: int = 500
-    """A worker is replaced after this many batches (verl#275: one leaked until it died)."""
-    max_growth_mb: int = 512
-    """Or when it has grown by this much since its first batch."""
-
-
-class _Worker:
-    """One process. Used by one thread at a time."""
-
-    def __init__(self, config: PoolConfig) -> None:
-        self._config = config
-        self.scratch = tempfile.mkdtemp(prefix="reward-")
-        self.batches = 0
-        self.first_resident_mb: int | None = None
-        self.resident_mb = 0
-        self._life_read, self._life_write = os.pipe()
-        self._process = self._start()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
-        self._tail: deque[str] = deque(maxlen=_STDERR_LINES)
-        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
-        self._drain.start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {
-            **_passed(_PASSED_VARIABLES),
-            **(_passed(_NETWORK_VARIABLES) if self._config.network else {}),
-            "HOME": self.scratch,
-            "TMPDIR": self.scratch,
-            "OMP_NUM_THREADS": "1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        return subprocess.Popen(
-            [sys.executable, "-I", str(_WORKER), str(_ROOT), str(self._life_read)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            cwd=self.scratch,
-            pass_fds=[self._life_read],
-            start_new_session=True,
-        )
-
-    def load(self) -> tuple[Mapping[str, str], Mapping[str, Any]]:
-        """Confine and load. Returns the confinement and the function's traits.
-
-        Raises RewardConfigError with the worker's words when the function cannot be loaded.
-        """
-        config = self._config
-        deadline = time.monotonic() + max(_START_SECONDS, config.timeout_seconds)
-        limits = Limits(
-            memory_mb=config.memory_mb,
-            cpu_seconds=int(config.timeout_seconds * config.max_batches) + 60,
-            network=config.network,
-            read_paths=(*_OUR_PACKAGES, *config.read_paths),
-            scratch=self.scratch,
-        )
-        try:
-            self.channel.send(asdict(limits), deadline)
-            confinement = self.channel.receive(deadline)["confinement"]
-            self.channel.send({"op": "load", **config.load}, deadline)
-            traits = self.channel.receive(deadline)
-        except (ChannelClosedError, FrameError, DeadlineExceededError) as error:
-            raise RewardConfigError(
-                f"reward {config.name!r}: its worker process did not start: "
-                f"{self.last_words() or error}"
-            ) from error
-        if "error" in traits:
-            raise RewardConfigError(f"reward {config.name!r} cannot be loaded: {traits['error']}")
-        return confinement, traits
-
-    def worn_out(self) -> bool:
-        grown = self.resident_mb - (self.first_resident_mb or self.resident_mb)
-        return self.batches >= self._config.max_batches or grown > self._config.max_growth_mb
-
-    def note_batch(self, resident_mb: int) -> None:
-        self.batches += 1
-        self.resident_mb = resident_mb
-        self.first_resident_mb = self.first_resident_mb or resident_mb
-
-    def last_words(self) -> str:
-        """The end of what the process wrote to standard error, once it has ended."""
-        self._drain.join(timeout=1.0)
-        return "\n".join(list(self._tail)[-8:]).strip()
-
-    def _drain_stderr(self) -> None:
-        stream: IO[bytes] | None = self._process.stderr
-        assert stream is not None
-        for line in stream:
-            text = line[:2000].decode("utf-8", "replace").rstrip()
-            self._tail.append(text)
-            _log.debug("reward %s: %s", self._config.name, text)
-
-    def end_processes(self) -> None:
-        """Kill the process and everything it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def kill(self) -> None:
-        """End the process, collect it, and remove its scratch folder."""
-        self.end_processes()
-        for fd in (self._life_read, self._life_write):
-            os.close(fd)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-        self._drain.join(timeout=1.0)
-        shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _passed(names: Sequence[str]) -> dict[str, str]:
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class WorkerPool:
@@ -199,15 +48,15 @@ class WorkerPool:
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._all: set[_Worker] = set()
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._all: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._closed = False
         self._restarts = 0
         self.confinement: Mapping[str, str] = {}
         self.per_sample = False
-        self.columns: tuple[str, ...] | None = None
+        self._reads = _Reads()
 
     def prepare(self) -> None:
         """Start the first worker, so that a bad file fails before anything else is loaded."""
@@ -217,10 +66,10 @@ class WorkerPool:
             _log.log(level, "reward %s runs with %s: %s", self._config.name, area, state)
         self._idle.put(worker)
 
-    def _new_worker(self) -> _Worker:
+    def _new_worker(self) -> WorkerProcess:
         if self._closed:
             raise RewardConfigError(f"reward {self._config.name!r} is closed")
-        worker = _Worker(self._config)
+        worker = WorkerProcess(self._config)
         with self._lock:
             self._all.add(worker)
         try:
@@ -230,10 +79,10 @@ class WorkerPool:
             raise
         self.per_sample = bool(traits["per_sample"])
         columns = traits["columns"]
-        self.columns = None if columns is None else tuple(columns)
+        self._reads = _Reads(None if columns is None else tuple(columns), bool(traits["prompt"]))
         return worker
 
-    def _discard(self, worker: _Worker) -> None:
+    def _discard(self, worker: WorkerProcess) -> None:
         with self._lock:
             self._all.discard(worker)
         worker.kill()
@@ -254,7 +103,13 @@ class WorkerPool:
             return self._score(samples)
 
     def _score(self, samples: Sequence[Sample]) -> Scores:
-        batch = _Batch(samples, self._config, self.columns)
+        if self._idle.empty():
+            # The last one was lost: starting another is not the batch's time.
+            try:
+                self._idle.put(self._new_worker())
+            except RewardConfigError as error:
+                return Scores.all_failed(len(samples), FailureKind.CRASH, str(error))
+        batch = _Batch(samples, self._config, self._reads)
         self._restarts = 0
         count = len(samples)
         if not count:
@@ -295,13 +150,13 @@ class WorkerPool:
             if rest:
                 pending.put(rest)
 
-    def _take(self) -> _Worker:
+    def _take(self) -> WorkerProcess:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
             return self._new_worker()
 
-    def _run(self, worker: _Worker, batch: _Batch, chunk: list[int]) -> list[int]:
+    def _run(self, worker: WorkerProcess, batch: _Batch, chunk: list[int]) -> list[int]:
         """Score a chunk on a worker. Returns what is left to do after the worker was lost."""
         try:
             message = batch.message(chunk)
@@ -342,7 +197,7 @@ class WorkerPool:
         return f"one sample took over {self._config.timeout_seconds * _SAMPLE_SHARE:g} s"
 
     def _lost(
-        self, worker: _Worker, batch: _Batch, chunk: list[int], kind: FailureKind, detail: str
+        self, worker: WorkerProcess, batch: _Batch, chunk: list[int], kind: FailureKind, detail: str
     ) -> list[int]:
         self._discard(worker)
         left = [index for index in chunk if index not in batch.answered]
@@ -356,13 +211,20 @@ class WorkerPool:
         return left[1:]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What a function looks at; nothing else is sent to it."""
+
+    columns: tuple[str, ...] | None = None
+    """None: all of them."""
+    prompt: bool = True
+
+
 class _Batch:
     """A batch under way, shared by the pool's threads."""
 
-    def __init__(
-        self, samples: Sequence[Sample], config: PoolConfig, columns: tuple[str, ...] | None
-    ) -> None:
-        self._samples, self._columns = samples, columns
+    def __init__(self, samples: Sequence[Sample], config: PoolConfig, reads: _Reads) -> None:
+        self._samples, self._reads = samples, reads
         self._name = config.name
         self.deadline = time.monotonic() + config.timeout_seconds
         self.scores = Scores([None] * len(samples))
@@ -372,29 +234,33 @@ class _Batch:
 
     def message(self, chunk: Sequence[int]) -> bytes:
         """The encoded `score` message; a group's shared row travels once. Raises FrameError."""
-        rows: dict[int, int] = {}
-        columns: list[Any] = []
+        rows: dict[tuple[int, int], int] = {}
+        shared: list[Any] = []
         samples = []
         for index in chunk:
             sample = self._samples[index]
-            if id(sample.columns) not in rows:
-                rows[id(sample.columns)] = len(columns)
-                columns.append(self._read(sample.columns))
+            row = (id(sample.columns), id(sample.prompt))
+            if row not in rows:
+                rows[row] = len(shared)
+                shared.append({"columns": self._columns(sample), "prompt": self._prompt(sample)})
             samples.append(
                 {
                     "completion": sample.completion,
-                    "prompt": [dict(message) for message in sample.prompt],
                     "response_length": sample.response_length,
                     "truncated": sample.truncated,
                     "ground_truth": sample.ground_truth,
-                    "columns": rows[id(sample.columns)],
+                    "row": rows[row],
                 }
             )
-        return encode({"op": "score", "samples": samples, "columns": columns})
+        return encode({"op": "score", "samples": samples, "rows": shared})
 
-    def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        names = row if self._columns is None else [n for n in self._columns if n in row]
+    def _columns(self, sample: Sample) -> dict[str, Any]:
+        row, wanted = sample.columns, self._reads.columns
+        names = row if wanted is None else [name for name in wanted if name in row]
         return {name: to_plain(row[name], f"column {name!r}") for name in names}
+
+    def _prompt(self, sample: Sample) -> list[Any]:
+        return [dict(message) for message in sample.prompt] if self._reads.prompt else []
 
     def take(self, chunk: Sequence[int], frame: Mapping[str, Any]) -> None:
         """Note one answer. Raises FrameError when it is not one: the worker is not trusted."""

@@ -41,6 +41,10 @@ class Scorer:
     def columns(self) -> tuple[str, ...] | None:
         return self.function.columns
 
+    @property
+    def reads_prompt(self) -> bool:
+        return self.function.reads_prompt
+
     def outcomes(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Outcome]]:
         """Per-sample functions: as they come, one sample's exception being that sample's only."""
         if self.per_sample:
@@ -131,4 +135,4 @@ def load_scorer(message: Mapping[str, Any]) -> Scorer:
 
     entry = built_in(message["function"])
     score = entry.bind(message["parameters"])
-    return Scorer(UserFunction("built_in", True, (), lambda one: score(one[0])))
+    return Scorer(UserFunction("built_in", True, (), lambda one: score(one[0]), reads_prompt=False))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class SourceContext:
     """The folder that `file` paths of the run file are relative to."""
     columns: tuple[str, ...] = ()
     """Columns of the dataset."""
-    workers: int = 2
-    """Worker processes per source."""
+    workers: int = field(default_factory=lambda: max(2, min(16, (os.cpu_count() or 2) // 8)))
+    """Worker processes per source: most cores belong to the rollout."""
     read_paths: tuple[str, ...] = ()
     """Folders a user's file may read besides its own, such as the data channels."""
 
@@ -47,7 +48,7 @@ class InlineSource:
     def __init__(self, name: str, score: Callable[[Sample], float | None]) -> None:
         self.name = name
         call = lambda one: score(one[0])  # noqa: E731 - the convention of UserFunction
-        self._scorer = Scorer(UserFunction("built_in", True, (), call))
+        self._scorer = Scorer(UserFunction("built_in", True, (), call, reads_prompt=False))
 
     def prepare(self) -> None:
         """Nothing to load."""

@@ -60,6 +60,7 @@ class UserFunction:
     """Dataset columns it reads; None means all of them."""
     call: Callable[[Sequence[Sample]], Any]
     """With one sample where `per_sample`; returns what the user's function returned."""
+    reads_prompt: bool = True
 
 
 def load_module(path: Path, sha256: str) -> types.ModuleType:
@@ -157,7 +158,11 @@ def _recognise(
         return _easyr1_style(call, name, first, reward_type)
     if len(required) == 2 and required[0] in _PREDICT and required[1] in _GROUND_TRUTH:
         return UserFunction(
-            "plain", True, (), lambda one: call(one[0].completion, one[0].ground_truth)
+            "plain",
+            True,
+            (),
+            lambda one: call(one[0].completion, one[0].ground_truth),
+            reads_prompt=False,
         )
     raise RewardConfigError(f"{name}{signature} is no reward signature; {_ACCEPTED}")
 
@@ -207,7 +212,8 @@ def _columns_style(
         return call(completions=[sample.completion for sample in batch], **columns)
 
     read = None if takes_any else tuple(name for name in names if name in available)
-    return UserFunction("columns", False, read, run)
+    prompt = not {"prompts", "messages"}.isdisjoint(names)
+    return UserFunction("columns", False, read, run, reads_prompt=prompt)
 
 
 _PROVIDERS: Mapping[str, Callable[[Sample], Any]] = {
@@ -251,9 +257,11 @@ def _easyr1_style(
 ) -> UserFunction:
     kind = reward_type or ("sequential" if first == _EASYR1_ONE else "batch")
     if kind == "batch":
-        return UserFunction("easyr1_batch", False, (), lambda batch: call(_easyr1_inputs(batch)))
+        batched = lambda batch: call(_easyr1_inputs(batch))  # noqa: E731
+        return UserFunction("easyr1_batch", False, (), batched, reads_prompt=False)
     if kind == "sequential":
-        return UserFunction("easyr1", True, (), lambda one: call(_easyr1_inputs(one)[0]))
+        single = lambda one: call(_easyr1_inputs(one)[0])  # noqa: E731
+        return UserFunction("easyr1", True, (), single, reads_prompt=False)
     raise RewardConfigError(f"{name}: REWARD_TYPE is {kind!r}, not 'batch' or 'sequential'")
 
 

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -143,13 +143,20 @@ def _load(channel: Channel, message: Mapping[str, Any]) -> Scorer | None:
         channel.send({"error": describe(error), "type": type(error).__name__})
         return None
     columns = None if scorer.columns is None else list(scorer.columns)
-    channel.send({"style": scorer.style, "per_sample": scorer.per_sample, "columns": columns})
+    channel.send(
+        {
+            "style": scorer.style,
+            "per_sample": scorer.per_sample,
+            "columns": columns,
+            "prompt": scorer.reads_prompt,
+        }
+    )
     return scorer
 
 
 def _score(channel: Channel, scorer: Scorer, message: Mapping[str, Any]) -> None:
-    columns = message["columns"]
-    samples = [Sample(**{**row, "columns": columns[row["columns"]]}) for row in message["samples"]]
+    rows = message["rows"]
+    samples = [Sample(**fields, **rows[row]) for fields, row in _split(message["samples"])]
     try:
         for index, outcome in scorer.outcomes(samples):
             channel.send({"index": index, **outcome})
@@ -159,6 +166,13 @@ def _score(channel: Channel, scorer: Scorer, message: Mapping[str, Any]) -> None
         channel.send({"failed": [FailureKind.EXCEPTION, describe(error)]})
     _reap()
     channel.send({"done": True, "resident_mb": _resident_mb_of_self()})
+
+
+def _split(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
+    """A sample's own fields, and the number of the row it shares with its group."""
+    for fields in samples:
+        row = fields.pop("row")
+        yield fields, row
 
 
 def _reap() -> None:
