@@ -6,6 +6,7 @@ thread and nowhere else (Math-Verify#50, verl#5635: elsewhere every score silent
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -65,7 +66,12 @@ def _same_number(answer: str, gold: Any) -> bool:
 
 def _gold(ground_truth: Any, seconds: int) -> list[Any]:
     """The reference, parsed. Raises GroundTruthError: the data is at fault, so 0 would be a lie."""
-    text = str(ground_truth).strip()
+    return list(_parsed_gold(str(ground_truth).strip(), seconds))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed_gold(text: str, seconds: int) -> tuple[Any, ...]:
+    """Remembered, because all answers of a group share it."""
     candidates = [text, f"${text}$"]
     if "$" not in text and _LATEX.search(text):
         candidates.reverse()  # bare LaTeX: without dollars only its numbers would be read
@@ -74,7 +80,7 @@ def _gold(ground_truth: Any, seconds: int) -> list[Any]:
             lambda candidate=candidate: _parse(candidate, seconds), "reading the reference"
         )
         if parsed:
-            return parsed
+            return tuple(parsed)
     raise GroundTruthError(f"no mathematical expression in the reference {text[:200]!r}")
 
 
