@@ -21,6 +21,8 @@ from contracts.metrics import (
 )
 from contracts.model_manifest import ManifestFile, ModelManifest
 from contracts.problems import InvalidInputError, nearest
+from contracts.reward_catalogue import REWARD_SUMMARIES
+from contracts.spec_checks import BUILT_IN_REWARDS
 from contracts.states import Outcome
 
 CONFIG = AttemptConfig(
@@ -155,6 +157,11 @@ def test_the_nearest_name_is_suggested_only_when_it_is_near() -> None:
     assert nearest("max_stepz", ["max_steps", "epochs"]) == "max_steps"
     assert nearest("zzz", ["max_steps", "epochs"]) is None
     assert nearest(7, ["max_steps"]) is None
+
+
+def test_every_built_in_reward_has_its_line_in_the_catalogue() -> None:
+    assert set(REWARD_SUMMARIES) == set(BUILT_IN_REWARDS)
+    assert all(summary.endswith(".") for summary in REWARD_SUMMARIES.values())
 
 
 # Metrics
