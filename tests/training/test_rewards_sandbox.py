@@ -486,21 +486,33 @@ def test_what_the_code_prints_does_not_disturb_the_scores(bench: Bench) -> None:
     assert bench.score(code, "a", "b").values == [1.0, 1.0]
 
 
-def test_forged_frames_cannot_score_more_than_was_asked(bench: Bench) -> None:
-    code = """
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [{"index": 7, "value": 1e9}],
+        [{"index": 0, "value": "1"}],
+        [{"index": 0, "value": 1.0, "extra": {"x": "y"}}],
+        [{"done": True}],
+        [{"failed": ["no such kind", ""]}],
+        [["not", "an", "object"]],
+    ],
+)
+def test_a_forged_frame_loses_the_batch_and_nothing_else(bench: Bench, frames: list[Any]) -> None:
+    code = f"""
         import json, os, struct
         def reward(completions):
-            body = json.dumps({"index": 7, "value": 1e9}).encode()
-            for fd in range(3, 40):
-                try:
-                    os.write(fd, struct.pack(">I", len(body)) + body)
-                except OSError:
-                    pass
+            for frame in {frames!r}:
+                body = json.dumps(frame).encode()
+                for fd in range(3, 40):
+                    try:
+                        os.write(fd, struct.pack(">I", len(body)) + body)
+                    except OSError:
+                        pass
             return [1.0] * len(completions)
     """
     scores = bench.score(code, "a", "b")
     assert scores.values == [None, None]
-    assert scores.failures[0].kind is FailureKind.CRASH
+    assert {failure.kind for failure in scores.failures.values()} == {FailureKind.CRASH}
 
 
 # --- hosts that refuse some of the means ------------------------------------------------------

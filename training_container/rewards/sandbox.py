@@ -8,6 +8,7 @@ and not a fork of the trainer, because CUDA, threads and credentials must not co
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -38,6 +39,7 @@ _log = logging.getLogger(__name__)
 _CHUNKS_PER_WORKER = 4
 _SAMPLE_SHARE = 0.25
 _RESTARTS_PER_BATCH = 8
+_MOST_EXTRA_METRICS = 32
 
 
 class WorkerPool:
@@ -169,6 +171,7 @@ class WorkerPool:
             while True:
                 frame = worker.channel.receive(self._sample_deadline(batch))
                 if "done" in frame:
+                    batch.must_have(chunk)
                     break
                 batch.take(chunk, frame)
         except DeadlineExceededError:
@@ -275,14 +278,20 @@ class _Batch:
         if "failed" in frame:
             self.fail([index], *_failure(frame))
             return
-        value, extra = frame.get("value"), frame.get("extra", {})
-        if not (value is None or isinstance(value, float)) or not isinstance(extra, dict):
+        value, extra = frame.get("value"), _extra(frame)
+        if not (value is None or isinstance(value, float)):
             raise FrameError("a score that is no number")
         with self._lock:
             self.answered.add(index)
             self.scores.values[index] = value
             for key, number in extra.items():
-                self._extra.setdefault(str(key), []).append(float(number))
+                if key in self._extra or len(self._extra) < _MOST_EXTRA_METRICS:
+                    self._extra.setdefault(key, []).append(number)
+
+    def must_have(self, chunk: Sequence[int]) -> None:
+        """Raises FrameError when a worker says it is done with samples it has not answered."""
+        if not self.answered.issuperset(chunk):
+            raise FrameError("samples without an answer")
 
     def finish(self, kind: FailureKind, detail: str) -> Scores:
         """The scores; what nobody answered failed with ``kind``."""
@@ -296,6 +305,13 @@ class _Batch:
             self.answered.update(indices)
             for index in indices:
                 self.scores.failures[index] = Failure(kind, detail)
+
+
+def _extra(frame: Mapping[str, Any]) -> dict[str, float]:
+    extra = frame.get("extra", {})
+    if not isinstance(extra, dict) or not all(isinstance(v, float) for v in extra.values()):
+        raise FrameError("a metric that is no number")
+    return {str(key)[:64]: value for key, value in extra.items() if math.isfinite(value)}
 
 
 def _failure(frame: Mapping[str, Any]) -> tuple[FailureKind, str]:
