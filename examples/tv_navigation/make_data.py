@@ -6,7 +6,7 @@ move from one button to another; it answers with its reasoning and the keys to p
     <think>Music row 0 column 1, Help row 2 column 0, so DOWN 2 LEFT 1</think>
     <answer>[{'action': ['DOWN', 'DOWN', 'LEFT']}]</answer>
 
-One in five of the 600 ordered pairs of buttons is held out for validation. The model is a Qwen3 of
+One in five of the 240 ordered pairs of buttons is held out for validation. The model is a Qwen3 of
 about one million parameters with its own tokenizer, initialised at random: it knows nothing before
 the SFT stage.
 
@@ -24,11 +24,21 @@ from pathlib import Path
 __all__ = ["Screen", "main", "make"]
 
 BUTTONS = """
-Home Search Apps Live Guide Movies Series Kids Music News Sports Games Photos
-Store Library Profile Settings Network Sound Display Remote Voice Help About Power
+Home Search Apps Live Guide Movies Series Kids
+Music News Sports Games Store Library Settings Help
 """.split()  # noqa: SIM905
-SIDE = 5
+SIDE = 4
 HELD_OUT_SHARE = 0.2
+PIECES = (
+    "<think>",
+    "</think>",
+    " <answer>[{'action': ['",
+    "', '",
+    "']}]</answer>",
+    " row ",
+    " column ",
+)
+"""Parts of every answer that are one token each, as chat models have for their tags."""
 END, PAD = "<|im_end|>", "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -104,7 +114,7 @@ def _write(path: Path, rows: list[dict[str, str]]) -> None:
 
 def _make_model(folder: Path, rows: list[dict[str, str]], *, seed: int) -> None:
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     core = Tokenizer(models.BPE())
@@ -118,6 +128,7 @@ def _make_model(folder: Path, rows: list[dict[str, str]], *, seed: int) -> None:
     )
     texts = ["\n".join([*row.values(), "user", "assistant"]) for row in rows]
     core.train_from_iterator(texts, trainer)
+    core.add_tokens([AddedToken(piece, normalized=False) for piece in PIECES])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END,
