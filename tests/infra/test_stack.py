@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra import app
 from infra.options import StackOptions
 from infra.permissions import WILDCARD_ACTIONS
 from lambdas import functions as table
@@ -378,20 +377,26 @@ def test_the_layer_holds_arm64_wheels_of_the_pinned_versions(assembly: Assembly)
     assert not any((layer / name).exists() for name in ("torch", "numpy", "transformers"))
 
 
-def test_the_app_runs_as_a_file_and_without_network(tmp_path: Path) -> None:
-    """What `cdk.json` names is plain Python; the libraries come from the cache."""
-    command = [sys.executable, "infra/app.py"]
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(Path.home()),
-        "CDK_OUTDIR": str(tmp_path / "out"),
-        "CDK_CONTEXT_JSON": json.dumps({"nag": False}),
-        "https_proxy": "http://127.0.0.1:9",
-        "http_proxy": "http://127.0.0.1:9",
-    }
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "GrpoHub.template.json").is_file()
-    assert "end-of-life" not in done.stderr
+def test_an_assembly_is_kept_until_its_sources_or_options_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "repository/infra/stack.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("1")
+    made: list[Any] = []
+
+    def make(outdir: Path, context: Any) -> None:
+        (outdir / "cdk.out").parent.mkdir()
+        (outdir / "cdk.out").touch()
+        made.append(context)
+
+    monkeypatch.setattr(app, "REPOSITORY", tmp_path / "repository")
+    monkeypatch.setattr(app, "_synthesise", make)
+    out = tmp_path / "out"
+    app.synthesise(out)
+    assert app.synthesise(out) == out
+    assert made == [{}]
+    source.write_text("2")
+    app.synthesise(out)
+    app.synthesise(out, {"log_level": "DEBUG"})
+    assert made == [{}, {}, {"log_level": "DEBUG"}]
