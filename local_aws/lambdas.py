@@ -29,6 +29,7 @@ from local_aws.logs import LogShipper
 from local_aws.site import Site
 
 MAX_WORKERS = 4
+PATIENCE_SECONDS = 1.0
 INIT_SECONDS = 60.0  # AWS allows 10 s; importing on a busy laptop takes longer
 ASYNC_RETRY_SECONDS = (60.0, 120.0)
 _WATCH_SECONDS = 0.2
@@ -192,25 +193,29 @@ class _Function:
         self.workers: dict[str, _Worker] = {}
         self._site, self._logs = site, logs
         self._idle: list[_Worker] = []
-        self._slots = threading.Semaphore(MAX_WORKERS)
-        self._lock = threading.Lock()
+        self._freed = threading.Condition()
 
     def invoke(self, payload: bytes) -> Result:
-        with self._slots:
-            worker = self._take()
-            try:
-                return worker.invoke(_Invocation(payload))
-            finally:
-                with self._lock:
-                    self._idle.append(worker)
+        worker = self._take()
+        try:
+            return worker.invoke(_Invocation(payload))
+        finally:
+            with self._freed:
+                self._idle.append(worker)
+                self._freed.notify()
 
     def _take(self) -> _Worker:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            worker = _Worker(self._site, self._logs, self.config)
-            self.workers[worker.name] = worker
-            return worker
+        """A free worker; a new one when none gets free soon, as starting one costs more than most
+        invocations.
+        """
+        with self._freed:
+            patience = PATIENCE_SECONDS if self.workers else 0.0
+            while not self._freed.wait_for(lambda: self._idle, timeout=patience):
+                if len(self.workers) < MAX_WORKERS:
+                    worker = _Worker(self._site, self._logs, self.config)
+                    self.workers[worker.name] = worker
+                    return worker
+            return self._idle.pop()
 
 
 class Lambdas:

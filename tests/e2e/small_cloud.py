@@ -171,7 +171,7 @@ def write_assembly(folder: Path) -> Path:
     return folder
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Wait for a condition and return its value.
 
     Raises:
