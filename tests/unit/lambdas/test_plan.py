@@ -156,7 +156,7 @@ def test_waiting_is_bounded_by_max_wait_alone() -> None:
     spot=st.booleans(), rungs=st.integers(1, 3), spent=st.integers(0, 36_000),
     waited=st.integers(0, 200), max_wait=st.sampled_from([None, 10.0, 100.0]),
 )  # fmt: skip
-def test_every_plan_can_be_submitted(
+def test_every_plan_can_be_submitted(  # noqa: PLR0917
     outcomes: list[Outcome], spot: bool, rungs: int, spent: int, waited: int,
     max_wait: float | None,
 ) -> None:  # fmt: skip
