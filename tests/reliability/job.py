@@ -157,7 +157,7 @@ class Container:
     job: Job
     process: subprocess.Popen[bytes]
 
-    def wait(self, seconds: float = 240) -> int:
+    def wait(self, seconds: float = 800) -> int:
         return self.process.wait(seconds)
 
     def sigterm(self) -> None:
@@ -168,7 +168,7 @@ class Container:
         self.process.kill()
         self.process.wait()
 
-    def wait_for(self, condition: Any, seconds: float = 120) -> None:
+    def wait_for(self, condition: Any, seconds: float = 800) -> None:
         """Wait until ``condition()`` holds; fails when the container ends before."""
         deadline = time.monotonic() + seconds
         while not condition():

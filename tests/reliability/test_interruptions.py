@@ -6,19 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from contracts.attempt import CheckpointRef
 from contracts.failures import ExitCode
 from tests.reliability.job import Job, toy_job
 from tests.reliability.kills import (
     ANNOUNCE,
-    BEFORE_FLAG,
     RESTORE,
+    SECOND_FLAG,
     SECOND_UPLOAD,
     interrupt_randomly,
     kill_at,
 )
+from tests.reliability.toy_rank import Policy, train_step
 from tests.training.s3 import S3Server, s3_server
+from training_container.engine.distributed import single_process
 
 STEPS = 24
 
@@ -29,13 +33,18 @@ def server() -> Iterator[S3Server]:
         yield running
 
 
+Result = tuple[dict[int, float], bytes]
+
+
 @pytest.fixture(scope="module")
 def reference(server: S3Server, tmp_path_factory: pytest.TempPathFactory):
     """(losses by step, weights) of runs that nobody interrupted, by number of ranks."""
-    found: dict[int, tuple[dict[int, float], bytes]] = {}
+    found: dict[int, Result] = {}
 
-    def run(ranks: int) -> tuple[dict[int, float], bytes]:
-        if ranks not in found:
+    def run(ranks: int) -> Result:
+        if ranks not in found and ranks == 1:
+            found[1] = train_here(dropout=0.1)
+        elif ranks not in found:
             folder = tmp_path_factory.mktemp(f"reference-{ranks}")
             run_id = f"reference-20260101-{ranks}"
             job = toy_job(server, folder, steps=STEPS, ranks=ranks, run_id=run_id)
@@ -44,6 +53,15 @@ def reference(server: S3Server, tmp_path_factory: pytest.TempPathFactory):
         return found[ranks]
 
     return run
+
+
+def train_here(*, dropout: float) -> Result:
+    """The toy stage on one rank in this process: no container, no checkpoint."""
+    torch.set_num_threads(1)
+    world = single_process()
+    policy = Policy(world, dropout)
+    found = {step: train_step(policy, world, step) for step in range(1, STEPS + 1)}
+    return found, safetensors.torch.save(dict(policy.module.state_dict()))
 
 
 def new_job(server: S3Server, folder: Path, **options) -> Job:
@@ -73,13 +91,12 @@ def next_attempt(job: Job) -> None:
     job.prepare()
 
 
+@pytest.mark.timeout(900)
 def test_killed_in_upload_restore_and_export_it_ends_bit_identical(
     server, tmp_path, reference
 ) -> None:
     """aws-samples/amazon-sagemaker-managed-spot-training#3; huggingface/trl#3148."""
     job = new_job(server, tmp_path)
-    assert kill_at(job, BEFORE_FLAG), job.log
-    assert job.complete() == [], "the files are there, the flag is not"
     assert kill_at(job, SECOND_UPLOAD), job.log
     saved = job.complete()[0].id.step
     next_attempt(job)
@@ -92,20 +109,22 @@ def test_killed_in_upload_restore_and_export_it_ends_bit_identical(
     same(job, reference(1))
 
 
-def test_two_ranks_killed_in_upload_and_export_end_bit_identical(
-    server, tmp_path, reference
-) -> None:
+@pytest.mark.timeout(900)
+def test_two_ranks_killed_before_a_flag_end_bit_identical(server, tmp_path, reference) -> None:
+    """volcengine/verl#625: shards of other ranks were missing after a restart."""
     job = new_job(server, tmp_path, ranks=2)
-    assert kill_at(job, SECOND_UPLOAD), job.log
-    assert kill_at(job, ANNOUNCE), job.log
+    assert kill_at(job, SECOND_FLAG), job.log
+    (saved,) = job.complete()
+    assert saved.flags[0].world_size == 2
     assert job.run() == 0, job.log
+    assert "resuming after step" in job.log
     same(job, reference(2))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sigterm_saves_and_the_next_step_is_the_first(server, tmp_path, reference, ranks) -> None:
+@pytest.mark.timeout(900)
+def test_sigterm_saves_and_the_next_step_is_the_first(server, tmp_path, reference) -> None:
     """aws/sagemaker-python-sdk#1040: the first step of attempt 2 is the checkpoint's plus one."""
-    job = new_job(server, tmp_path, ranks=ranks, every_minutes=60, tags={"pause": "0.2"})
+    job = new_job(server, tmp_path, every_minutes=30, tags={"pause": "0.2"})
     stop_in_training(job)
     (saved,) = job.complete()
     assert max(job.rows()) == saved.id.step < STEPS
@@ -113,16 +132,14 @@ def test_sigterm_saves_and_the_next_step_is_the_first(server, tmp_path, referenc
     assert job.run() == 0, job.log
     resumed = [step for step, row in job.rows().items() if row["resumed"]]
     assert min(resumed) == saved.id.step + 1
-    same(job, reference(ranks))
+    same(job, reference(1))
 
 
+@pytest.mark.timeout(900)
 def test_other_numbers_of_ranks_continue_within_rounding(server, tmp_path) -> None:
     """volcengine/verl#2265: another number of ranks failed with FileNotFoundError."""
-    (tmp_path / "whole").mkdir()
-    whole = new_job(server, tmp_path / "whole", tags={"dropout": "0", "pause": "0"})
-    assert whole.run() == 0, whole.log
     tags = {"dropout": "0", "pause": "0.2"}  # dropout is drawn per rank
-    job = new_job(server, tmp_path, every_minutes=60, tags=tags)
+    job = new_job(server, tmp_path, every_minutes=30, tags=tags)
     for ranks in (1, 2):
         job.ranks = ranks
         stop_in_training(job)
@@ -131,7 +148,7 @@ def test_other_numbers_of_ranks_continue_within_rounding(server, tmp_path) -> No
     assert first.id.step < second.id.step < STEPS
     job.ranks = 1
     assert job.run() == 0, job.log
-    assert losses(job) == pytest.approx(losses(whole), abs=1e-5)
+    assert losses(job) == pytest.approx(train_here(dropout=0)[0], abs=1e-5)
     assert [job.rows()[s.id.step + 1]["resumed"] for s in (first, second)] == [True, True]
 
 

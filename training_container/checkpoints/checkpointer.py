@@ -8,6 +8,7 @@ downloaded and verified what `restore` reads.
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -124,6 +125,7 @@ class SpoolCheckpointer:
             self._on_step(step, last)
         pinned = step in self._rules.pinned_steps
         facts = self._exchange(self._facts(step_seconds))
+        self._drop_opened()
         best = self._is_best(state, step)
         verdict = decide(facts, must_save=last or pinned, best=best)
         if verdict.fenced_by:
@@ -166,7 +168,7 @@ class SpoolCheckpointer:
             writing=self._write is not None and not self._write.done.is_set(),
             backlog=self._spool.backlog(),
             stop_seconds=self._stop.seconds_left(),
-            save_seconds=max(self._save_seconds, status.committed_seconds),
+            save_seconds=self._save_seconds + status.committed_seconds,
             fenced_by=max(status.fenced_by, watch.fenced_by if watch else 0),
             due=self._interval.due(now, step_seconds),
             requested=watch is not None and watch.requested,
@@ -180,6 +182,13 @@ class SpoolCheckpointer:
         everyone = [torch.empty_like(mine) for _ in range(self._world.size)]
         dist.all_gather(everyone, mine)
         return [Facts.from_vector(vector.tolist()) for vector in everyone]
+
+    def _drop_opened(self) -> None:
+        """Free the disk of the checkpoints read: every rank has, as it has ended a step."""
+        for folder in filter(None, (self._resume, self._weights)):
+            if self._local_rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._resume = self._weights = None
 
     def _is_best(self, state: TrainState, step: int) -> bool:
         best = state.progress.best

@@ -37,6 +37,9 @@ __all__ = ["Uploader", "UploaderConfig", "main"]
 
 log = logging.getLogger("grpohub.uploader")
 
+DRAINING_PAUSE_SECONDS = 5.0
+"""Longest pause between two tries once asked to finish."""
+
 
 @dataclass(frozen=True, slots=True)
 class UploaderConfig:
@@ -100,7 +103,8 @@ class Uploader:
             store, config.layout, Path(config.outputs), config.attempt, config.generation
         )
         self._drain = drain
-        self._sleep = sleep or drain.wait
+        self._sleep = sleep or self._pause
+        self._reported = time.monotonic()
         self._status = self.spool.status()
         self._lock = threading.Lock()
 
@@ -207,8 +211,17 @@ class Uploader:
             self._update(last_error=str(error))
 
     def _mirror_outputs(self) -> None:
-        while self.config.is_leader and not self._drain.wait(self.config.outputs_seconds):
+        """Every few seconds, but never more than a twentieth of the time: files only grow."""
+        pause = self.config.outputs_seconds
+        while self.config.is_leader and not self._drain.wait(pause):
+            started = time.monotonic()
             self._try_outputs()
+            pause = max(self.config.outputs_seconds, 20 * (time.monotonic() - started))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two tries; less when asked to finish, for the time left may be short."""
+        if self._drain.wait(seconds):
+            time.sleep(min(seconds, DRAINING_PAUSE_SECONDS))
 
     def _try_outputs(self) -> None:
         try:
@@ -220,8 +233,9 @@ class Uploader:
     def _count(self, sent: int) -> None:
         with self._lock:
             self._status.uploaded_bytes += sent
-        # Progress is worth a file write now and then, not one per part.
-        if random.random() < 0.05:
+        # Progress is worth a file twice a second, not one per part.
+        if time.monotonic() - self._reported > 0.5:
+            self._reported = time.monotonic()
             self._update()
 
     def _update(self, **changes: object) -> None:
