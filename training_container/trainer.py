@@ -320,7 +320,13 @@ def _rollout_engine(
     if engine == "vllm" or (engine == "auto" and device.type == "cuda"):
         from training_container.engine.rollout_vllm import VllmRollout
 
-        return VllmRollout(policy, tokenizer, stage.rollout, stop_ids=stop_ids)
+        return VllmRollout(
+            policy,
+            tokenizer,
+            stage.rollout,
+            stop_ids=stop_ids,
+            max_prompt_length=stage.prompt.max_prompt_length,
+        )
     return HfRollout(
         policy,
         stop_ids=stop_ids,
