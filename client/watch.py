@@ -133,10 +133,11 @@ class Watch:
         return table
 
     def _print_news(self) -> None:
-        seen = self._printed
-        for entry in self.timeline[seen:]:
-            self.console.print(f"{moment(entry.time)} {entry.kind} {escape(entry.text)}")
-        self._printed = len(self.timeline)
+        for entry in self.timeline:
+            # By content and not by place: what is told of late may have happened earlier.
+            if entry not in self._printed:
+                self._printed.add(entry)
+                self.console.print(f"{moment(entry.time)} {entry.kind} {escape(entry.text)}")
         assert self.run is not None
         for stage, row in self.rows.items():
             if self._steps.get(stage) == row["step"]:
@@ -151,7 +152,7 @@ class Watch:
             name = self.run.stages[stage].name
             self.console.print(f"{name} step {row['step']}: {', '.join(shown)}")
 
-    _printed: int = 0
+    _printed: set[TimelineEntry] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)
 
 

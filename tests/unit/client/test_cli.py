@@ -216,6 +216,17 @@ def test_watch_prints_what_happens_and_ends_with_the_runs_own_exit_code(
     assert end in result.stdout
 
 
+def test_watch_prints_news_once_even_when_it_arrives_out_of_order(cloud: StubApi) -> None:
+    watched(cloud, run_view("TRAINING"), run_view("SUCCEEDED"))
+    ended, late = happened("attempt.ended", "it ended"), happened("checkpoint.complete", "step 2")
+    cloud.on(
+        f"GET {RUN}/timeline", TimelinePage(entries=[ended]), TimelinePage(entries=[late, ended])
+    )
+    shown = grpohub("watch", RUN_ID).stdout
+    assert shown.count("it ended") == 1
+    assert shown.count("step 2") == 1
+
+
 def test_submit_wait_watches(cloud: StubApi, tmp_path: Path) -> None:
     cloud.on("POST /v1/runs", (201, run_view("PENDING")))
     watched(cloud, run_view("FAILED", reason="the data is empty"))
