@@ -101,7 +101,7 @@ class Hosts:
         self.start_all()
         return self.wait()
 
-    def wait(self, seconds: float = 240) -> list[int]:
+    def wait(self, seconds: float = 600) -> list[int]:
         """Exit codes of the hosts of this incarnation, by host rank."""
         deadline = time.monotonic() + seconds
         codes = {}
@@ -122,7 +122,7 @@ class Hosts:
         for rank in list(self.containers):
             self.kill(rank)
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 150) -> None:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 400) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             ended = [r for r, c in self.containers.items() if c.process.poll() is not None]

@@ -139,11 +139,8 @@ class Ports:
         ]  # fmt: skip
         found = {name: first + 1 + i for i, name in enumerate(names)}
         if head:
-            found |= {
-                "port": first,
-                "ray-client-server-port": first + 7,
-                "dashboard-port": first + 8,
-            }
+            heads = ("port", first), ("ray-client-server-port", first + 7)
+            found |= dict([*heads, ("dashboard-port", first + 8)])
         found |= {"min-worker-port": first + 10, "max-worker-port": first + _BLOCK - 1}
         return [f"--{name}={port}" for name, port in found.items()]
 
