@@ -82,6 +82,7 @@ class SpoolCheckpointer:
         self._interval = Interval(rules.interval_seconds, clock())
         self._write: _Write | None = None
         self._save_seconds = 0.0
+        self._last_saved = 0
         self._metrics: dict[str, float] = {}
         self._reported_bytes = 0
 
@@ -133,8 +134,11 @@ class SpoolCheckpointer:
                 ExitCode.FENCED, f"attempt {verdict.fenced_by} of this stage has taken over"
             )
         if verdict.save:
+            started = self._clock()
             self._wait(verdict)
             self._save(state, step, metrics)
+            stalled = self._metrics.get("checkpoint/stall_seconds", 0.0)
+            self._metrics["checkpoint/stall_seconds"] = stalled + self._clock() - started
         if verdict.stop:
             self._finish_write()
             log.info("stopping after step %d, %s", step, "saved" if verdict.save else "unsaved")
@@ -162,10 +166,12 @@ class SpoolCheckpointer:
 
     def _facts(self, step_seconds: float) -> Facts:
         now, status, watch = self._clock(), self._spool.status(), self._watch
+        if self._write is not None and self._write.done.is_set():
+            self._finish_write()
         if watch is not None:
             watch.poll()
         return Facts(
-            writing=self._write is not None and not self._write.done.is_set(),
+            writing=self._write is not None,
             backlog=self._spool.backlog(),
             stop_seconds=self._stop.seconds_left(),
             save_seconds=self._save_seconds + status.committed_seconds,
@@ -202,47 +208,57 @@ class SpoolCheckpointer:
 
     def _save(self, state: TrainState, step: int, metrics: Mapping[str, Any]) -> None:
         started = self._clock()
-        folder = self._spool.folder(step)
         if self._local_rank == 0:
-            self._spool.drop_unfinished(before=step)
+            # What failed saves left. The save before this one may still be under way on a slower
+            # rank; those before it are not, for every rank has begun that one.
+            self._spool.drop_unfinished(before=self._last_saved)
+        self._last_saved = step
         name = self._rules.best_metric or ""
         value = metrics.get(name)
         chosen = {name: float(value)} if isinstance(value, int | float) else {}
         futures = write_tensors(
-            state.state_dict(), folder, group=self._group, first_on_host=self._local_rank == 0
+            state.state_dict(),
+            self._spool.folder(step),
+            group=self._group,
+            first_on_host=self._local_rank == 0,
         )
-        self._write = _Write(futures, lambda: self._spool.finish(step, self._local_rank, chosen))
-        self._write.started, self._write.stall = started, self._clock() - started
+        self._write = _Write(
+            futures, lambda: self._spool.finish(step, self._local_rank, chosen), self._clock
+        )
+        self._write.started = started
         self._interval.saved(started)
         if self._watch is not None:
             self._watch.served()
-        stalled = self._metrics.get("checkpoint/stall_seconds", 0.0)
-        self._metrics["checkpoint/stall_seconds"] = stalled + self._write.stall
 
     def _finish_write(self) -> None:
         """Wait for the save under way, if any, and take its numbers."""
         if self._write is None:
             return
         self._write.done.wait()
-        seconds = self._clock() - self._write.started
-        error, self._write = self._write.error, None
-        if error is None:
-            self._save_seconds = self._metrics["checkpoint/seconds"] = seconds
+        done, self._write = self._write, None
+        if done.error is None:
+            self._save_seconds = self._metrics["checkpoint/seconds"] = done.ended - done.started
             return
         # A full disk or a lost file costs this checkpoint, not the run.
-        log.error("a checkpoint was not written: %s", error)
+        log.error("a checkpoint was not written: %s", done.error)
         failures = self._metrics.get("checkpoint/write_failures", 0.0)
         self._metrics["checkpoint/write_failures"] = failures + 1
 
 
 class _Write:
-    """Background writes of one step on one rank."""
+    """Background writes of one step on one rank; ``finished`` is called when all went well."""
 
-    def __init__(self, futures: list[Future[Any]], finished: Callable[[], None]) -> None:
-        self.started = self.stall = 0.0
+    def __init__(
+        self,
+        futures: list[Future[Any]],
+        finished: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.started = self.ended = 0.0
         self.error: BaseException | None = None
         self.done = threading.Event()
-        self._left, self._lock, self._finished = len(futures), threading.Lock(), finished
+        self._left, self._lock = len(futures), threading.Lock()
+        self._finished, self._clock = finished, clock
         if not futures:
             self._end()
         for future in futures:
@@ -257,6 +273,11 @@ class _Write:
             self._end()
 
     def _end(self) -> None:
-        if self.error is None:
-            self._finished()
-        self.done.set()
+        try:
+            if self.error is None:
+                self._finished()
+        except OSError as error:  # the marker could not be written: the disk is full
+            self.error = error
+        finally:
+            self.ended = self._clock()
+            self.done.set()
