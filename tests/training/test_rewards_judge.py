@@ -175,11 +175,11 @@ def test_32_calls_at_a_cap_of_16_are_two_waves(service: Service) -> None:
     wave = threading.Barrier(16)
 
     def hold(_: dict[str, Any]) -> Reply:
-        wave.wait(timeout=20)
+        wave.wait(timeout=60)
         return ok("Reward: 1")
 
     service.reply = hold
-    scores = score(judge(service.url, max_concurrency=16), *(str(i) for i in range(32)))
+    scores = score(judge(service.url, 120.0, max_concurrency=16), *(str(i) for i in range(32)))
     assert scores.values == [1.0] * 32
     assert service.most_at_once == 16
     assert len(service.requests) == 32
@@ -255,11 +255,11 @@ def stall(service: Service) -> Iterator[threading.Event]:
 
 @pytest.mark.usefixtures("stall")
 def test_a_call_that_stalls_is_given_up_and_retried(service: Service) -> None:
-    source = judge(service.url, call_timeout_seconds=0.2, max_retries=1)
+    source = judge(service.url, call_timeout_seconds=2.0, max_retries=1)
     scores = score(source, "slow", "b")
     assert scores.values == [None, 1.0]
     assert kinds(scores) == {"timeout"}
-    assert "did not answer within 0.2 s" in scores.failures[0].detail
+    assert "did not answer within 2 s" in scores.failures[0].detail
     assert scores.metrics["retries"] == 1
 
 
@@ -268,7 +268,7 @@ def test_a_judge_that_is_slow_for_ever_costs_the_batch_s_deadline_and_no_more(
     service: Service,
 ) -> None:
     """modelscope/ms-swift#6962: training stood still after five hours."""
-    source = judge(service.url, timeout_seconds=1.0, max_concurrency=2)
+    source = judge(service.url, timeout_seconds=6.0, max_concurrency=2)
     scores = score(source, "b", "slow 1", "slow 2", "never started")
     assert scores.values == [1.0, None, None, None]
     assert kinds(scores) == {"timeout"}

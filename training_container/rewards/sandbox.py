@@ -79,9 +79,17 @@ class WorkerPool:
         except RewardConfigError:
             self._discard(worker)
             raise
-        self.per_sample = bool(traits["per_sample"])
-        columns = traits["columns"]
-        self._reads = _Reads(None if columns is None else tuple(columns), bool(traits["prompt"]))
+        try:
+            self.per_sample = bool(traits["per_sample"])
+            columns = traits["columns"]
+            self._reads = _Reads(
+                None if columns is None else tuple(map(str, columns)), bool(traits["prompt"])
+            )
+        except (KeyError, TypeError) as error:  # written by the file as it was imported
+            self._discard(worker)
+            raise RewardConfigError(
+                f"reward {self._config.name!r}: its file interferes with the worker's answers"
+            ) from error
         return worker
 
     def _discard(self, worker: WorkerProcess) -> None:

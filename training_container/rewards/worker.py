@@ -70,9 +70,12 @@ def _redirect_standard_streams() -> None:
 
 
 def _watch(child: int, life_fd: int, child_alive: int, limits: Limits) -> NoReturn:
+    trainer = os.getppid()
     while True:
         readable, _, _ = select.select([life_fd, child_alive], [], [], _WATCH_SECONDS)
-        if readable:  # the trainer is gone, or the child is
+        # The trainer is gone, or the child is. A process the trainer forked may hold its end of
+        # the pipe open, so its death is also looked for.
+        if readable or os.getppid() != trainer:
             _end(child, "")
         processes = _tree(child, limits.processes)
         resident_mb = sum(_resident_mb(process) for process in processes)
