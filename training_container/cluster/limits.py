@@ -15,15 +15,18 @@ class ClusterLimits:
     """From a host's start until all hosts are there: instances of a job come up minutes apart."""
     lost: float = 8.0
     """Without a sign of life, a host counts as lost. A partition heals within it or not at all."""
-    settle: float = 8.0
-    """From the first sign of a failure that is a consequence (a lost peer) until it is taken for
-    the cause."""
-    idle: float = 900.0
-    """No rank's main thread has moved: less than the timeout of collectives, which cannot say who
-    is to blame."""
-    step: float = 7200.0
+    idle: float = 1500.0
+    """No rank's main thread has moved: less than the 30 minutes after which collectives time out,
+    which cannot say who is to blame. Reward sources have deadlines of their own."""
+    step: float = 14400.0
     """Least time that a step may take before it counts as hung; longer where steps are longer."""
     drain: float = 5.0
     """For uploads under way when a host was lost: its peers' checkpoint will stay incomplete."""
     uploads: float = 3900.0
     """For all hosts to finish their uploads after training has ended well."""
+
+    @property
+    def settle(self) -> float:
+        """From the first sign of a failure that is a consequence (a broken connection) until it is
+        taken for the cause: a host that was lost is found out before that."""
+        return self.lost + 1.0

@@ -67,9 +67,7 @@ class ManyHosts:
         self._member = Member(supervisor, environ, work, lost_seconds=limits.lost)
         self.interface = interface_of(env.network_interface, env.current_host)
         self.address = own_address(env.current_host, self.interface)
-        self._row = Row(
-            env.host_rank, env.current_host, self.address, env.ranks_per_host, _gpus(env)
-        )
+        self._row = Row(env.host_rank, env.current_host, self.address, env.ranks_per_host, _gpus())
         self._rounds = 0
         self._stop: StopSignal | None = None
         self._progress: ProgressReader | None = None
@@ -402,6 +400,6 @@ def _failure(verdict: tuple[int, str]) -> Failure | None:
     return Failure(ExitCode(code), cause) if code else None
 
 
-def _gpus(env: SageMakerEnv) -> int:
+def _gpus() -> int:
     """GPUs that the driver shows, for Ray's own account of the node."""
-    return env.ranks_per_host if list(Path("/dev").glob("nvidia[0-9]*")) else 0
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
