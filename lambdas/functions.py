@@ -312,7 +312,7 @@ FUNCTIONS: tuple[Function, ...] = (
             _HOSTING, _HOSTING_REASON,
         ),
         _DESCRIBE_HOSTING, _DELETE_HOSTING,
-        environment=("STACK_NAME",),
+        environment=_HOSTING_SETTINGS,
     ),
     _task(
         "await_endpoint",
@@ -326,6 +326,7 @@ FUNCTIONS: tuple[Function, ...] = (
         Permission(
             ("sagemaker:CreateInferenceComponent", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON
         ),
+        environment=_HOSTING_SETTINGS,
         timeout=600,
     ),
     _task("finish_run", "Mark the run succeeded."),
