@@ -132,10 +132,16 @@ class Monitoring(Construct):
         )
         self._alarm(
             "NoProgress",
-            self._hub_metric("RunsWithoutProgress", "Maximum"),
+            self._hub_metric("NoProgress", "Sum"),
             "A running job has written no complete checkpoint for too long. Look at the run's log "
             "and at seconds/* in its metrics: a hung rank, an upload that fails, or a job "
             "that never leaves Stopping.",
+        )
+        self._alarm(
+            "AttemptsNeedingAttention",
+            self._hub_metric("AttemptsNeedingAttention", "Sum"),
+            "SageMaker reports a status of a training job that the hub has no rule for. The run is "
+            "held, not failed: its timeline shows the status. Stop the job, or wait for SageMaker.",
         )
 
     def _build_api_alarm(self, api: apigateway.HttpApi) -> None:
@@ -154,6 +160,18 @@ class Monitoring(Construct):
             statistic=statistic,
             period=_FIVE_MINUTES,
             dimensions_map={"service": table.ENVIRONMENT["POWERTOOLS_SERVICE_NAME"]},
+        )
+
+    def _spot_savings(self) -> cloudwatch.MathExpression:
+        """Of the instance time that Spot attempts trained, the part that was not billed."""
+        return cloudwatch.MathExpression(
+            expression="100 * saved / trained",
+            label="saved",
+            period=cdk.Duration.days(1),
+            using_metrics={
+                "saved": self._hub_metric("SpotSavedInstanceSeconds", "Sum"),
+                "trained": self._hub_metric("SpotInstanceSeconds", "Sum"),
+            },
         )
 
     def _build_dashboard(
@@ -175,18 +193,29 @@ class Monitoring(Construct):
             ),
             graph(
                 "Attempts and interruptions",
-                self._hub_metric("Attempts", "Sum"),
+                self._hub_metric("AttemptsEnded", "Sum"),
                 self._hub_metric("Interruptions", "Sum"),
+                self._hub_metric("Resubmissions", "Sum"),
             ),
-            graph(
-                "What interruptions cost",
-                self._hub_metric("RecoverySeconds", "Average"),
-                self._hub_metric("StepsLost", "Average"),
-            ),
+            graph("Recovery (s)", self._hub_metric("RecoverySeconds", "Average")),
         )
         dashboard.add_widgets(
-            graph("Spot savings (fraction)", self._hub_metric("SpotSavings", "Average")),
-            graph("Runs without progress", self._hub_metric("RunsWithoutProgress", "Maximum")),
+            graph("Steps lost to interruptions", self._hub_metric("StepsLost", "Sum")),
+            graph("Spot savings (%)", self._spot_savings()),
+            graph("Checkpoint lag (s)", self._hub_metric("CheckpointLagSeconds", "Maximum")),
+        )
+        dashboard.add_widgets(
+            graph(
+                "Reconciler",
+                self._hub_metric("ReconcilerPasses", "Sum"),
+                self._hub_metric("OpenAttempts", "Maximum"),
+                self._hub_metric("EventsMissed", "Sum"),
+            ),
+            graph(
+                "Endpoints and models",
+                self._hub_metric("ModelsPublished", "Sum"),
+                self._hub_metric("RunsSucceeded", "Sum"),
+            ),
             graph(
                 "API",
                 api.metric_count(statistic="Sum"),

@@ -304,6 +304,21 @@ def test_every_alarm_says_what_to_do_and_reaches_the_topic(
     assert [a["TreatMissingData"] for a in lag] == ["breaching"]
 
 
+def test_dashboard_and_alarms_show_metrics_that_functions_emit(assembly: Assembly) -> None:
+    sources = "".join(path.read_text() for path in (REPOSITORY / "lambdas").rglob("*.py"))
+    emitted = set(re.findall(r'(?:count|measure)\(\s*"(\w+)"', sources))
+    [dashboard] = assembly.of_type("AWS::CloudWatch::Dashboard").values()
+    body = json.dumps(dashboard) + json.dumps(assembly.of_type("AWS::CloudWatch::Alarm"))
+    shown = set(re.findall(r"GrpoHub\W+(\w+)\W+service", body.replace("\\", "")))
+    shown |= {
+        alarm["MetricName"]
+        for alarm in assembly.of_type("AWS::CloudWatch::Alarm").values()
+        if alarm.get("Namespace") == table.ENVIRONMENT["POWERTOOLS_METRICS_NAMESPACE"]
+    }
+    assert len(shown) > 10
+    assert shown <= emitted
+
+
 def test_outputs_are_those_that_clients_read(assembly: Assembly) -> None:
     assert assembly.template["Outputs"].keys() == {
         "ApiUrl",
