@@ -2,8 +2,8 @@
 
     python state_machines/draw.py
 
-Tasks are boxes (double where they wait for a token), choices diamonds, the pause an ellipse. Dashed: the way every
-failing task takes.
+Tasks are blue (with a thick edge where they wait for a token), choices yellow, the pause green. The
+ways of failure are one sentence in the picture instead of twenty arrows.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def main() -> None:
     for start, end, label in edges(states):
         merged.setdefault((start, end), []).append(label)
     for (start, end), labels in merged.items():
-        _arrow(axes, start, end, "\n".join(filter(None, labels)))
+        if end != "CleanUp":
+            _arrow(axes, start, end, "\n".join(filter(None, labels)))
     for name, state in states.items():
         _box(axes, name, state)
     axes.text(
-        3, 4.6, "every task's Catch (States.ALL)\nleads to CleanUp", ha="center", fontsize=9,
-        color="#a33",
+        3, 5.1, "The Catch of every task\nand the default of every choice\nlead to CleanUp.",
+        ha="center", fontsize=9, color="#a33",
     )  # fmt: skip
     axes.set_xlim(-1.7, 3.8)
     axes.set_ylim(8.6, -0.6)
@@ -84,17 +85,15 @@ def _box(axes: Axes, name: str, state: Mapping[str, Any]) -> None:
 
 def _arrow(axes: Axes, start: str, end: str, label: str) -> None:
     (x0, y0), (x1, y1) = PLACES[start], PLACES[end]
-    failing = end == "CleanUp" and start != "RouteConcluded"
     straight = x0 == x1 and 0 < y1 - y0 <= 1.6
     bend = 0.0 if straight else (0.28 if y1 < y0 else -0.16)
     axes.annotate(
         "", xy=(x1, y1), xytext=(x0, y0),
-        arrowprops={"arrowstyle": "-|>", "color": "#a33" if failing else "#444",
-                    "linestyle": "--" if failing else "-", "shrinkA": 22, "shrinkB": 22,
+        arrowprops={"arrowstyle": "-|>", "color": "#444", "shrinkA": 22, "shrinkB": 22,
                     "connectionstyle": f"arc3,rad={bend}"},
     )  # fmt: skip
-    if label and not failing:
-        shift = 0.0 if straight else 0.12
+    if label:
+        shift = 0.03 if straight else 0.2
         axes.text((x0 + x1) / 2 + shift, (y0 + y1) / 2, label, fontsize=7.5, color="#333")
 
 

@@ -218,7 +218,7 @@ class Cloud:
                 return folder
             if time.monotonic() > deadline:
                 raise AssertionError(f"{run_id} stays {folder.run.state}: {folder.attempts[-1:]}")
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def wait_execution(self, run_id: str, timeout: float = 60) -> str:
         """The end of the run's present execution."""
@@ -229,7 +229,7 @@ class Cloud:
             if status != "RUNNING":
                 return status
             assert time.monotonic() < deadline, f"execution of {run_id} goes on"
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def history(self, run_id: str) -> list[str]:
         """Names of the states entered, in order."""

@@ -1,0 +1,208 @@
+"""The HTTP API on real tables and buckets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from contracts.run_spec import parse_run_spec
+from contracts.states import RunState
+from lambdas.hub import hub
+from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
+from tests.state_machine.specs import run_spec
+
+REWARD = """def score(completions, answer):
+    return [float(a == c) for a, c in zip(answer, completions)]
+"""
+
+
+def grpo(**reward: Any) -> dict[str, Any]:
+    return {
+        "name": "rl",
+        "method": "grpo",
+        "data": {"train": "s3://run-bucket/inputs/train.jsonl"},
+        "rewards": [{"name": "r", "file": "rewards.py", "function": "score", **reward}],
+        "max_steps": 2,
+    }
+
+
+def test_an_idempotency_key_makes_one_run_of_many_requests(cloud: Cloud) -> None:
+    headers = {"Idempotency-Key": "abc"}
+    body = {"spec": run_spec()}
+    answers = [cloud.api("POST", "/v1/runs", body, headers=headers) for _ in range(3)]
+    assert {status for status, _ in answers} == {201}
+    assert len({document["run_id"] for _, document in answers}) == 1
+    other = {"spec": run_spec(rungs=2)}
+    status, document = cloud.api("POST", "/v1/runs", other, headers=headers)
+    assert (status, document["type"]) == (409, "urn:grpohub:problem:conflict")
+
+
+def test_validation_says_what_the_contracts_say(cloud: Cloud) -> None:
+    spec = run_spec()
+    spec["stages"][0]["max_stepz"] = 3
+    spec["compute"]["max_wait_hours"] = 1
+    status, document = cloud.api("POST", "/v1/runs/validate", {"spec": spec})
+    assert (status, document["valid"]) == (200, False)
+    with pytest.raises(ValueError, match="problem") as caught:
+        parse_run_spec(spec)
+    assert document["problems"] == [p.as_dict() for p in caught.value.problems]  # type: ignore[attr-defined]
+    status, document = cloud.api("POST", "/v1/runs", {"spec": spec})
+    assert (status, document["status"]) == (422, 422)
+    assert document["request_id"] == "request-1"
+    assert document["problems"][0]["path"]
+
+
+def test_a_reward_file_is_checked_before_anything_starts(cloud: Cloud) -> None:
+    spec = run_spec(stages=[grpo()])
+    _, document = cloud.api("POST", "/v1/runs/validate", {"spec": spec, "files": {}})
+    assert document["problems"][0]["path"] == "stages[0].rewards[0].file"
+    files = {"rewards.py": "def scoer(completions): pass"}
+    _, document = cloud.api("POST", "/v1/runs/validate", {"spec": spec, "files": files})
+    assert "score" in str(document["problems"])
+    run_id = cloud.submit(spec, {"rewards.py": REWARD})
+    stored = cloud.s3.get_object(Bucket=BUCKET, Key=f"runs/{run_id}/code/rewards.py")
+    assert stored["Body"].read().decode() == REWARD
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("model.source", {"model": {"source": "./model"}}),
+        ("model.source", {"model": {"source": "run:no-such-run/sft"}}),
+        ("stages[0].data.train", {"data": "train.jsonl"}),
+    ],
+)
+def test_addresses_that_only_the_client_knows_are_refused(
+    cloud: Cloud, path: str, change: dict[str, Any]
+) -> None:
+    spec = run_spec()
+    if "data" in change:
+        spec["stages"][0]["data"]["train"] = change["data"]
+    else:
+        spec |= change
+    status, document = cloud.api("POST", "/v1/runs", {"spec": spec})
+    assert (status, document["problems"][0]["path"]) == (422, path)
+
+
+def test_runs_are_listed_in_pages_newest_first(cloud: Cloud) -> None:
+    ids = [cloud.submit(run_spec()) for _ in range(3)]
+    status, first = cloud.api("GET", "/v1/runs", limit="2")
+    assert status == 200
+    assert [run["run_id"] for run in first["runs"]] == ids[:0:-1]
+    _, second = cloud.api("GET", "/v1/runs", limit="2", next_token=first["next_token"])
+    assert [run["run_id"] for run in second["runs"]] == ids[:1]
+    assert second["next_token"] is None
+    _, none = cloud.api("GET", "/v1/runs", state="SUCCEEDED")
+    assert none["runs"] == []
+    assert cloud.api("GET", "/v1/runs", next_token="not-a-token")[0] == 422
+    assert cloud.api("GET", "/v1/runs", state="NEVER")[0] == 422
+
+
+def test_what_does_not_exist_is_404_with_a_reason(cloud: Cloud) -> None:
+    for method, path in (
+        ("GET", "/v1/runs/none"), ("POST", "/v1/runs/none/cancel"), ("GET", "/v1/endpoints/none"),
+        ("GET", "/v1/recipes/none"), ("GET", "/v1/runs/none/timeline"), ("GET", "/v1/nothing"),
+    ):  # fmt: skip
+        status, document = cloud.api(method, path)
+        assert status == 404, path
+        assert document["detail"]
+        assert document["request_id"] == "request-1"
+
+
+def test_metrics_of_a_past_that_did_not_happen_are_dropped(cloud: Cloud) -> None:
+    run_id = cloud.submit(run_spec())
+    cloud.train(f"{run_id}-0-a001")
+    layout = stage_layout(run_id)
+    rows = {1: [(1, 0.1), (2, 0.2), (3, 0.3)], 2: [(3, 0.33), (4, 0.4)]}
+    for attempt, steps in rows.items():
+        lines = [
+            json.dumps({"step": s, "attempt": attempt, "metrics": {"loss": v}}) for s, v in steps
+        ]
+        body = "\n".join(lines) + '\n{"step": 9, "cut sho'
+        cloud.s3.put_object(Bucket=BUCKET, Key=layout.metrics(attempt, "g"), Body=body.encode())
+    _, page = cloud.api("GET", f"/v1/runs/{run_id}/metrics", limit="3")
+    assert [(row["step"], row["metrics"]["loss"]) for row in page["rows"]] == [
+        (1, 0.1), (2, 0.2), (3, 0.33),
+    ]  # fmt: skip
+    assert page["next_step"] == 4
+
+
+def test_logs_go_on_where_the_last_page_ended(cloud: Cloud) -> None:
+    run_id = cloud.submit(run_spec())
+    name = f"{run_id}-0-a001"
+    cloud.train(name)
+    logs = hub().telemetry._logs
+    group, stream = "/aws/sagemaker/TrainingJobs", f"{name}/algo-1-1700000000"
+    logs.create_log_group(logGroupName=group)
+    logs.create_log_stream(logGroupName=group, logStreamName=stream)
+    start = 1_790_000_000_000
+
+    def write(*texts: tuple[int, str]) -> None:
+        logs.put_log_events(
+            logGroupName=group, logStreamName=stream,
+            logEvents=[{"timestamp": start + at, "message": text} for at, text in texts],
+        )  # fmt: skip
+
+    write((0, "a"), (1, "b"))
+    _, page = cloud.api("GET", f"/v1/runs/{run_id}/logs")
+    assert [line["message"] for line in page["lines"]] == ["a", "b"]
+    assert page["lines"][0]["host"] == "algo-1"
+    write((1, "same millisecond"), (5, "c"))
+    _, page = cloud.api("GET", f"/v1/runs/{run_id}/logs", next_token=page["next_token"])
+    assert [line["message"] for line in page["lines"]] == ["same millisecond", "c"]
+    assert not page["complete"]
+    cloud.complete(name, stage_layout(run_id))
+    cloud.wait(run_id)
+    _, page = cloud.api("GET", f"/v1/runs/{run_id}/logs", next_token=page["next_token"])
+    assert page["lines"] == []
+    assert page["complete"]
+
+
+def test_attempts_and_checkpoints_show_what_happened(cloud: Cloud) -> None:
+    run_id = cloud.submit(run_spec())
+    layout = stage_layout(run_id)
+    cloud.train(f"{run_id}-0-a001")
+    cloud.checkpoint(layout, 5, 1)
+    cloud.checkpoint(layout, 10, 1, hosts=2, flagged=1)
+    _, document = cloud.api("GET", f"/v1/runs/{run_id}/checkpoints")
+    shown = [(c["step"], c["complete"]) for c in document["checkpoints"]]
+    assert shown == [(10, False), (5, True)]
+    assert "no flag of host 1 of 2" in document["checkpoints"][0]["reasons"]
+    cloud.complete(f"{run_id}-0-a001", layout)
+    cloud.wait(run_id)
+    _, document = cloud.api("GET", f"/v1/runs/{run_id}/attempts")
+    [attempt] = document["attempts"]
+    assert attempt["spot_savings"] == pytest.approx(0.7)
+    assert attempt["outcome"] == "completed"
+
+
+def test_a_reward_is_tried_out_in_a_sandbox(cloud: Cloud) -> None:
+    samples = [{"completion": "4", "answer": "4"}, {"completion": "5", "answer": "4"}]
+    body = {"file": REWARD, "function": "score", "samples": samples}
+    status, document = cloud.api("POST", "/v1/rewards:test", body)
+    assert (status, document["scores"]) == (200, [1.0, 0.0])
+    body["file"] = "def score(completions, nope): pass"
+    _, document = cloud.api("POST", "/v1/rewards:test", body)
+    assert "nope" in str(document["problems"])
+    assert document["scores"] is None
+
+
+def test_a_model_of_an_earlier_run_is_a_base_model(cloud: Cloud) -> None:
+    first = cloud.submit(run_spec())
+    cloud.train(f"{first}-0-a001")
+    cloud.complete(f"{first}-0-a001", stage_layout(first))
+    assert cloud.wait(first).run.state is RunState.SUCCEEDED
+    second = cloud.submit({**run_spec(), "model": {"source": f"run:{first}/sft"}})
+    job = cloud.train(f"{second}-0-a001")
+    uris = [c["DataSource"]["S3DataSource"]["S3Uri"] for c in job["InputDataConfig"]]
+    assert f"s3://{BUCKET}/{stage_layout(first).model_prefix}" in uris
+
+
+def test_the_api_serves_its_own_description(cloud: Cloud) -> None:
+    status, document = cloud.api("GET", "/v1/openapi.json")
+    assert status == 200
+    assert "/v1/runs/{run_id}/cancel" in document["paths"]
+    status, info = cloud.api("GET", "/v1/info")
+    assert (status, info["bucket"]) == (200, BUCKET)
