@@ -77,6 +77,10 @@ def up(
         with cloud:
             _introduce(cloud, state_dir, time.monotonic() - began)
             _wait_for_the_end()
+        _forget(state_dir)
+        # All is stopped and kept; to take moto's tables apart would cost the interpreter seconds.
+        sys.stdout.flush()
+        os._exit(0)
     except PortTakenError as error:
         _fail(f"{error}: choose another with --port, or stop what listens there")
     except (AssemblyError, SynthesisError, ValueError) as error:
@@ -190,7 +194,6 @@ def spot_market(
 
 
 def _introduce(cloud: Any, state_dir: Path, seconds: float) -> None:
-    Running(cloud.url, cloud.api_url, os.getpid(), REGION, cloud.outputs).write(state_dir)
     out.print(f"[green]up[/green] in {seconds:.1f} s")
     out.print(f"  API      {cloud.api_url}")
     out.print(f"  bucket   {cloud.outputs.get('BucketName', '-')}")
@@ -201,6 +204,8 @@ def _introduce(cloud: Any, state_dir: Path, seconds: float) -> None:
         out.print(f"  without  {names}", markup=False)
     for line in cloud.deployment.refused:
         out.print(f"  refused  {line}", markup=False)
+    # Last: who waits for this note then finds all of the above in the log.
+    Running(cloud.url, cloud.api_url, os.getpid(), REGION, cloud.outputs).write(state_dir)
 
 
 def _wait_for_the_end() -> None:

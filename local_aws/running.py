@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import psutil
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 30.0  # on a machine that is busy otherwise
 NOTE = "local.json"
 
 
