@@ -138,7 +138,7 @@ def test_a_worker_whose_leader_never_shows_says_so(make: Callable[..., Hosts]) -
 @pytest.mark.long
 def test_a_host_that_never_comes_is_named(make: Callable[..., Hosts]) -> None:
     """`ServerlessLLM/ServerlessLLM#311`"""
-    hosts = make(limits={"join": 40.0})
+    hosts = make(limits={"join": 120.0})
     hosts.start(0)
     assert hosts.wait() == [ExitCode.CLUSTER]
     assert f"hosts are missing: {hosts.names[1]}: never came" in hosts.failure(0)

@@ -152,7 +152,7 @@ def missing_hosts(table: Table | None, hosts: Sequence[str], *, ranks: int, gpus
     number of nodes alone says neither (dead ones are listed too) nor which.
     """
     if table is None:
-        return [f"{host}: the cluster has not started" for host in hosts]
+        return ["all: Ray is not up on the leader itself"]
     found = []
     for rank, host in enumerate(hosts):
         row = table.rows.get(rank)
