@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from local_aws.sagemaker.processes import kill_all
 from tests.reliability.job import ROOT, Container, Job
 
 CONTAINER = "tests.reliability.cluster_container"
@@ -115,8 +116,9 @@ class Hosts:
         return list(codes.values())
 
     def kill(self, rank: int) -> None:
-        """The host vanishes."""
+        """The host vanishes, daemons in sessions of their own included."""
         self.containers.pop(rank).sigkill()
+        kill_all(self.folder(rank))
 
     def kill_all(self) -> None:
         for rank in list(self.containers):

@@ -93,16 +93,16 @@ class ManyHosts:
         log.info("all %d hosts are there", self._env.num_hosts)
 
     def _lead(self, deadline: float) -> None:
-        ticket = self._member.start_head(self._row, deadline)
-        publish_ticket(self._store, self._layout, self._attempt, ticket)
-        log.info("waiting for %d hosts, session %s", self._env.num_hosts, ticket.session)
+        self._announce_cluster(deadline)
         while True:
             self._read()
             missing = self._missing()
             if not missing:
                 break
-            if problem := self._member.trouble():
-                raise StageError(ExitCode.CLUSTER, f"while hosts joined, {problem}")
+            if (problem := self._member.trouble()) and time.monotonic() < deadline:
+                log.warning("%s; starting the cluster again", problem)
+                self._member.stop()
+                self._announce_cluster(deadline)
             if time.monotonic() > deadline:
                 waited = f"after {self._limits.join:.0f} s"
                 raise StageError(
@@ -110,6 +110,11 @@ class ManyHosts:
                 )
             time.sleep(_POLL_SECONDS)
         self._post(_ASSEMBLED, True)
+
+    def _announce_cluster(self, deadline: float) -> None:
+        ticket = self._member.start_head(self._row, deadline)
+        publish_ticket(self._store, self._layout, self._attempt, ticket)
+        log.info("waiting for %d hosts, session %s", self._env.num_hosts, ticket.session)
 
     def _missing(self) -> list[str]:
         return missing_hosts(

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from contracts.failures import ExitCode
 from training_container.cluster.addresses import Ports, reachable
 from training_container.cluster.link import LinkConfig
@@ -90,11 +92,18 @@ class Member:
     def stop(self) -> None:
         """End both and remove what Ray wrote.
 
-        SIGKILL: an orderly end would wait for peers that may be gone; Ray's processes die with
-        `ray start`, and nothing of theirs is kept.
+        SIGKILL: an orderly end would wait for peers that may be gone, and nothing of Ray's is kept.
+        Its daemons outlive a `ray start` that fails half-way, as orphans of this process.
         """
         self._supervisor.kill([child for child in (self._link, self._node) if child is not None])
         self._node = self._link = None
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if any(str(self._temp) in word for word in process.cmdline()):
+                    process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self._supervisor.poll()
         self._table.unlink(missing_ok=True)
         shutil.rmtree(self._temp, ignore_errors=True)
 
