@@ -39,7 +39,10 @@ def main() -> int:
     story = Story()
     OUT.mkdir(parents=True, exist_ok=True)
     make(BUILD)
-    story.tell("data", "600 questions about a screen of 25 buttons, 120 held out; a 1.05 M model")
+    train, held_out = (
+        len((BUILD / f"{n}.jsonl").read_text().splitlines()) for n in ("train", "validation")
+    )
+    story.tell("data", f"{train} questions about a screen of buttons, {held_out} more held out")
     with embedded_mode(OUT):
         hub = Hub(settings=load_settings(folder=OUT))
         story.tell("cloud", f"API at {hub.settings.api_url}")
