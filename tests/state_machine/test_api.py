@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ def grpo(**reward: Any) -> dict[str, Any]:
         "name": "rl",
         "method": "grpo",
         "data": {"train": "s3://run-bucket/inputs/train.jsonl"},
-        "rewards": [{"name": "r", "file": "rewards.py", "function": "score", **reward}],
+        "rewards": [
+            {"name": "r", "file": "rewards.py", "function": "score", "weight": 1.0, **reward}
+        ],
         "max_steps": 2,
     }
 
@@ -137,7 +140,7 @@ def test_logs_go_on_where_the_last_page_ended(cloud: Cloud) -> None:
     group, stream = "/aws/sagemaker/TrainingJobs", f"{name}/algo-1-1700000000"
     logs.create_log_group(logGroupName=group)
     logs.create_log_stream(logGroupName=group, logStreamName=stream)
-    start = 1_790_000_000_000
+    start = int(time.time() * 1000) - 10_000
 
     def write(*texts: tuple[int, str]) -> None:
         logs.put_log_events(
