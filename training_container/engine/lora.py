@@ -1,20 +1,24 @@
 """LoRA adapters by peft: put on in place, merged only in copies.
 
-The base weights are never merged into and unmerged from: in low precision that drifts.
+The base weights are never merged into and unmerged from: in low precision that drifts. peft is
+imported only where there is an adapter: the rest of the engine runs without it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from contracts.stages import LoraSpec
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
 
 __all__ = [
     "adapter_off",
@@ -32,6 +36,8 @@ _FACTOR = re.compile(rf"(?P<layer>.+)\.lora_(?P<side>[AB])\.{ADAPTER}\.weight")
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
     """peft's own configuration of an adapter."""
+    from peft import LoraConfig
+
     targets = spec.target_modules
     return LoraConfig(
         r=spec.rank,
@@ -45,6 +51,8 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 def add_adapter(model: PreTrainedModel, spec: LoraSpec) -> None:
     """Freeze the model and put trainable low-rank factors beside its layers (B starts at 0)."""
+    from peft import inject_adapter_in_model
+
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(lora_config(spec), model, adapter_name=ADAPTER)
@@ -54,7 +62,7 @@ class adapter_off:  # noqa: N801 - reads as a statement: `with adapter_off(model
     """The model as it was before the adapter, for the reference policy."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        self.layers = list(_lora_layers(model).values())
 
     def __enter__(self) -> None:
         for layer in self.layers:
@@ -63,6 +71,12 @@ class adapter_off:  # noqa: N801 - reads as a statement: `with adapter_off(model
     def __exit__(self, *_: object) -> None:
         for layer in self.layers:
             layer.enable_adapters(enabled=True)
+
+
+def _lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
 
 
 def merged_weights(
@@ -76,7 +90,7 @@ def merged_weights(
     if spec is None:
         yield from ((name, whole(weight)) for name, weight in state.items())
         return
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+    layers = _lora_layers(model)
     for name, shard in state.items():
         if _FACTOR.fullmatch(name):
             continue
