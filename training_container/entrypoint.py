@@ -28,7 +28,7 @@ from typing import Any
 from contracts.failures import ExitCode, Failure
 from training_container.checkpoints.fence import read_control
 from training_container.checkpoints.generation import mint_generation
-from training_container.checkpoints.open import HostShape, OpenedCheckpoint, open_checkpoint
+from training_container.checkpoints.open import HostShape, open_checkpoint
 from training_container.checkpoints.spool import Spool
 from training_container.checkpoints.stop import StopSignal
 from training_container.checkpoints.store import Store
@@ -40,17 +40,16 @@ from training_container.cluster.many_hosts import ManyHosts
 from training_container.cluster.peers import OneHost, Peers
 from training_container.dry_run import describe
 from training_container.failure import StageError, failure_of, write_failure_file
+from training_container.host import Host, rank_config, uploader_config
 from training_container.inputs import (
     AttemptInputs,
     fetch_code,
     fetch_hub_model,
     load_attempt,
-    pinned_steps,
 )
 from training_container.instance_id import report_host
 from training_container.logs import set_up_logging
 from training_container.publish import publish_model
-from training_container.rank import RankConfig
 from training_container.sagemaker_env import SageMakerEnv, read_sagemaker_env
 from training_container.supervisor import Child, Supervisor, outcome_of_ranks
 
@@ -62,20 +61,6 @@ LEAVING_SECONDS = 5.0
 """Of the grace after SIGTERM, kept for the failure file and for leaving."""
 DRAIN_SECONDS = 3600.0
 """For uploads still under way when training has ended well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What this container has prepared before its processes start."""
-
-    env: SageMakerEnv
-    inputs: AttemptInputs
-    store: Store
-    work: Path
-    generation: str
-    model: Path
-    resume: OpenedCheckpoint | None
-    weights: OpenedCheckpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +224,9 @@ def run_host(
     stop = StopSignal()
     stop.install()
     uploader_file, rank_file = host.work / "uploader.json", host.work / "rank.json"
-    uploader_config = _uploader_config(host)
-    uploader_config.write(uploader_file)
-    _rank_config(host).write(rank_file)
+    uploads = uploader_config(host)
+    uploads.write(uploader_file)
+    rank_config(host).write(rank_file)
     notes = host.work / "notes"
     notes.mkdir()
     uploader = supervisor.start(
@@ -279,7 +264,7 @@ def run_host(
     if failure is not None:
         peers.report(failure)
     _drain(supervisor, uploader, stop, lambda: peers.hurry() and settings.limits.drain)
-    return failure or _unfinished_uploads(uploader, uploader_config)
+    return failure or _unfinished_uploads(uploader, uploads, stop)
 
 
 def rank_variables(
@@ -324,13 +309,17 @@ def _drain(
     supervisor.kill([uploader])
 
 
-def _unfinished_uploads(uploader: Child, config: UploaderConfig) -> Failure | None:
+def _unfinished_uploads(
+    uploader: Child, config: UploaderConfig, stop: StopSignal
+) -> Failure | None:
     """A checkpoint that a later stage starts from must be in S3 before this stage counts as
     done.
     """
     status = Spool(Path(config.spool), config.local_ranks).status()
     if status.fenced_by:
         return Failure(ExitCode.FENCED, f"attempt {status.fenced_by} of this stage has taken over")
+    if stop.requested and uploader.code != 0:
+        return Failure(ExitCode.STOPPED, "stopped while the last uploads were under way")
     lost = sorted(set(status.abandoned) & set(config.pinned_steps))
     if lost or uploader.code != 0:
         return Failure(
@@ -338,58 +327,6 @@ def _unfinished_uploads(uploader: Child, config: UploaderConfig) -> Failure | No
             f"uploads did not finish (steps {lost}, uploader {uploader.code}): {status.last_error}",
         )
     return None
-
-
-def _uploader_config(host: Host) -> UploaderConfig:
-    config, spec, env = host.inputs.config, host.inputs.spec, host.env
-    best = spec.checkpoint.keep_best
-    return UploaderConfig(
-        bucket=config.bucket,
-        run_id=config.run_id,
-        stage_index=config.stage_index,
-        stage=config.stage,
-        attempt=config.attempt,
-        generation=host.generation,
-        host_rank=env.host_rank,
-        num_hosts=env.num_hosts,
-        world_size=env.world_size,
-        local_ranks=env.ranks_per_host,
-        spool=str(host.work / "spool"),
-        outputs=str(host.work / "output"),
-        keep=spec.checkpoint.keep,
-        pinned_steps=tuple(sorted(pinned_steps(host.inputs))),
-        best_metric=best.metric if best else None,
-        best_mode=best.mode if best else "max",
-    )
-
-
-def _rank_config(host: Host) -> RankConfig:
-    config, spec, env, work = host.inputs.config, host.inputs.spec, host.env, host.work
-    best = spec.checkpoint.keep_best
-    validates = host.inputs.stage.data.validation is not None
-    return RankConfig(
-        bucket=config.bucket,
-        run_id=config.run_id,
-        stage_index=config.stage_index,
-        stage=config.stage,
-        attempt=config.attempt,
-        generation=host.generation,
-        local_ranks=env.ranks_per_host,
-        spec=str(work / "spec.json"),
-        model=str(host.model),
-        train=str(env.channel("train")),
-        validation=str(env.channel("validation")) if validates else None,
-        code=str(work / "code"),
-        output=str(work / "output"),
-        export=str(work / "export"),
-        spool=str(work / "spool"),
-        notes=str(work / "notes"),
-        resume=str(host.resume.folder) if host.resume else None,
-        weights=str(host.weights.folder) if host.weights else None,
-        interval_seconds=spec.checkpoint.every_minutes * 60,
-        pinned_steps=tuple(sorted(pinned_steps(host.inputs))),
-        best_metric=best.metric if best else None,
-    )
 
 
 @contextmanager

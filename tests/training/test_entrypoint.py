@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.attempt import CheckpointRef
-from contracts.failures import ExitCode, parse_failure
+from contracts.failures import EXIT_MEANINGS, ExitCode, parse_failure
 from contracts.problems import InvalidInputError, Problem
 from contracts.states import Outcome
 from tests.reliability.job import REAL, Job, toy_job
@@ -220,3 +220,19 @@ def test_the_instance_id_is_read_by_imds_version_2() -> None:
         ("GET", "/latest/meta-data/instance-id", "secret-token"),
     ]
     assert read_instance_id(environ) is None, "nobody listens any more"
+
+
+def test_the_documented_exit_codes_are_the_real_ones() -> None:
+    page = (Path(__file__).parents[2] / "docs/training-container.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.split("## Exit codes")[1].split("## What")[0].splitlines()
+        if line.startswith("| ") and line[2].isdigit()
+    ]
+    documented = {
+        (int(c), name, outcome, retried == "yes") for c, name, outcome, retried, _ in rows
+    }
+    assert documented == {
+        (int(code), code.name.lower(), outcome.value, retryable)
+        for code, (outcome, retryable, _) in EXIT_MEANINGS.items()
+    }
