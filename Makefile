@@ -105,5 +105,6 @@ bench: setup  ## the numbers the README quotes
 
 clean:  ## everything generated, the environments included
 	rm -rf .venv .venv-vllm .grpohub cdk.out build dist tests/infra/node_modules *.egg-info \
+	  tests/inference/vllm_stand_in/build tests/inference/vllm_stand_in/*.egg-info \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
