@@ -92,16 +92,19 @@ def await_endpoint(hub: Hub, name: str, token: str) -> None:
     if row is None:
         raise NotFoundError(f"no endpoint {name}")
     hub.table.update_endpoint(row, token=token)
-    if row.state is EndpointState.FAILED:  # AWS refused the request itself.
-        _settle(hub, dataclasses.replace(row, token=token), row.reason or "refused")
-        return
     observe_endpoint(hub, name)
 
 
-def observe_endpoint(hub: Hub, name: str) -> EndpointRecord | None:
+def observe_endpoint(  # noqa: PLR0911 (one return per thing seen)
+    hub: Hub, name: str
+) -> EndpointRecord | None:
     """Ask SageMaker about an endpoint, write what changed and answer a waiting task."""
     row = hub.table.get_endpoint(name)
     if row is None or row.state is EndpointState.DELETED:
+        return row
+    if row.state is EndpointState.FAILED and row.owned and row.token is not None:
+        # It failed before anybody waited for it: AWS refused the request, or an event was quicker.
+        _settle(hub, row, row.reason or "failed")
         return row
     seen = hub.hosting.describe(name)
     if seen is None:

@@ -81,7 +81,7 @@ def plan_next(hub: Hub, run_id: str) -> dict[str, Any]:  # noqa: PLR0911 (one re
         return {"next": "stop"}
     attempts = folder.attempts_of(stage.index)
     if attempts and attempts[-1].state is AttemptState.PLANNED:
-        return _answer(attempts[-1])  # Planned by an invocation that did not live to say so.
+        return _answer(hub, attempts[-1])  # Planned by an invocation that did not live to say so.
     if attempts and attempts[-1].state is not AttemptState.ENDED:
         seen = observe(hub, run_id, stage.index, attempts[-1].number)
         if seen is None or seen.state is not AttemptState.ENDED:
@@ -281,8 +281,7 @@ def _write_plan(
         pause_seconds=plan.pause_seconds,
         resume_floor=plan.resume_floor,
     )
-    if not hub.table.put_attempt(attempt, stage):
-        raise TransientError("the run changed while its attempt was planned")
+    # The attempt's row comes last: whatever was written before it is written again by a repetition.
     hub.table.update_run(run, plan.state, reason=plan.reason)
     if plan.resume_floor is not None and plan.resume_floor.step != stage.newest_step:
         hub.table.update_stage(
@@ -290,15 +289,18 @@ def _write_plan(
             newest_step=plan.resume_floor.step,
             newest_generation=plan.resume_floor.generation,
         )
-    place = f"{rung.count} x {rung.instance_type}, {'Spot' if rung.spot else 'on demand'}"
-    floor = f", from step {plan.resume_floor.step}" if plan.resume_floor else ""
-    note_attempt(hub, attempt, "attempt.planned", f"{place}{floor}", time=now)
+    if not hub.table.put_attempt(attempt, stage):
+        raise TransientError("the run changed while its attempt was planned")
     if plan.number > 1:
         count("Resubmissions")
-    return _answer(attempt)
+    return _answer(hub, attempt)
 
 
-def _answer(attempt: AttemptRecord) -> dict[str, Any]:
+def _answer(hub: Hub, attempt: AttemptRecord) -> dict[str, Any]:
+    kind = "Spot" if attempt.spot else "on demand"
+    place = f"{attempt.instance_count} x {attempt.instance_type}, {kind}"
+    floor = f", from step {attempt.resume_floor.step}" if attempt.resume_floor else ""
+    note_attempt(hub, attempt, "attempt.planned", f"{place}{floor}", time=attempt.planned_at)
     return {
         "next": "wait" if attempt.pause_seconds else "submit",
         "wait_seconds": attempt.pause_seconds,

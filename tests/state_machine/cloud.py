@@ -383,7 +383,7 @@ class Cloud:
         service = scope[1] if scope else ""
         if service == "lambda":
             return self._lambda(request)(environ, start_response)
-        if service == "sagemaker":
+        if service in ("sagemaker", "application-autoscaling"):
             return self._sagemaker(request)(environ, start_response)
         return self._moto(environ, start_response)
 

@@ -36,6 +36,7 @@ class FakeSageMaker:
         self.configs: dict[str, dict[str, Any]] = {}
         self.endpoints: dict[str, dict[str, Any]] = {}
         self.components: dict[str, dict[str, Any]] = {}
+        self.targets: dict[str, dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
         self.refusals: dict[str, list[AwsError]] = {}
         self.on_job: Callable[[dict[str, Any]], None] = lambda _: None
@@ -226,6 +227,20 @@ class FakeSageMaker:
     def do_DeleteInferenceComponent(self, request: dict[str, Any]) -> None:  # noqa: N802
         _get(self.components, request["InferenceComponentName"])
         del self.components[request["InferenceComponentName"]]
+
+    # Application Auto Scaling: moto does not know inference components.
+
+    def do_RegisterScalableTarget(self, request: dict[str, Any]) -> None:  # noqa: N802
+        self.targets[request["ResourceId"]] = request
+
+    def do_PutScalingPolicy(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        assert request["ResourceId"] in self.targets
+        return {"PolicyARN": "arn:policy", "Alarms": []}
+
+    def do_DeregisterScalableTarget(self, request: dict[str, Any]) -> None:  # noqa: N802
+        if request["ResourceId"] not in self.targets:
+            raise AwsError("ObjectNotFoundException", "No scalable target found")
+        del self.targets[request["ResourceId"]]
 
     def _new(
         self, shelf: dict[str, dict[str, Any]], name: str, request: dict[str, Any], kind: str

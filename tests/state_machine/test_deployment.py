@@ -187,19 +187,13 @@ def test_autoscaling_and_scale_to_zero_are_set_up_and_forgotten(cloud: Cloud) ->
     variant = config["ProductionVariants"][0]
     assert variant["ManagedInstanceScaling"]["MinInstanceCount"] == 0
     assert "ModelName" not in variant
-    from lambdas.adapters.aws import client
-
-    targets = client("application-autoscaling").describe_scalable_targets(
-        ServiceNamespace="sagemaker"
-    )["ScalableTargets"]
-    assert [t["ResourceId"] for t in targets] == [f"inference-component/{component}"]
+    [target] = cloud.sagemaker.targets.values()
+    assert target["ResourceId"] == f"inference-component/{component}"
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (0, 3)
     status, document = cloud.api("DELETE", "/v1/endpoints/demo")
     assert (status, document["remaining"]) == (202, [])
     assert not cloud.sagemaker.components
-    targets = client("application-autoscaling").describe_scalable_targets(
-        ServiceNamespace="sagemaker"
-    )["ScalableTargets"]
-    assert targets == []
+    assert not cloud.sagemaker.targets
 
 
 def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
