@@ -17,6 +17,7 @@ from tests.reliability.cluster import Hosts
 from tests.reliability.job import Job, toy_job
 from tests.training.s3 import S3Server, s3_server
 
+pytestmark = pytest.mark.timeout(900)  # Ray takes minutes to start where every core is busy
 RANK = "tests.reliability.toy_rank"
 STEPS = 16
 

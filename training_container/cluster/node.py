@@ -22,7 +22,8 @@ _MIB = 1 << 20
 def node_environment(environ: Mapping[str, str], token: str) -> dict[str, str]:
     """Environment of every Ray process of a host; nothing is left to what the machine holds.
 
-    Ray's own detection of dead nodes is slower than the table's and only backs it up.
+    Ray's own detection of dead nodes is slower than the table's and only backs it up: tighter
+    limits have killed live nodes on hosts whose cores were all busy.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("RAY_")}
     return {
@@ -34,11 +35,11 @@ def node_environment(environ: Mapping[str, str], token: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would kill its own actor when training fills the host's memory.
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_health_check_initial_delay_ms": "2000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "3000",
+        "RAY_health_check_initial_delay_ms": "5000",
+        "RAY_health_check_period_ms": "3000",
+        "RAY_health_check_timeout_ms": "10000",
         "RAY_health_check_failure_threshold": "5",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "12",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
         "RAY_DEDUP_LOGS": "0",
     }
 
