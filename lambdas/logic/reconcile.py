@@ -116,8 +116,11 @@ def _endpoint(hub: Hub, row: EndpointRecord) -> None:
     if seen is None or seen.state is EndpointState.DELETED:
         return
     run = hub.table.get_run(row.run_id)
-    if seen.owned and (run is None or is_terminal(run.state)):
-        retry_deletion(hub, seen)  # Its deployment failed while nothing could be done to it.
+    failed = run is not None and is_terminal(run.state) and run.state is not RunState.SUCCEEDED
+    if seen.owned and failed:
+        # Its deployment failed while nothing could be done to it. A run that succeeds gives its
+        # endpoint up before it says so: our copy of the row may be older than that.
+        retry_deletion(hub, seen)
     elif not seen.owned and seen.state is EndpointState.IN_SERVICE:
         _delete_if_idle(hub, seen)
 
