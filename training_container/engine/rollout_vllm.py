@@ -7,6 +7,7 @@ even when the engine goes on with old weights.
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -85,7 +86,10 @@ class VllmRollout:
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-model-")
         folder = Path(self._folder.name)
         # vLLM wants a model folder; its weights come with the first sync.
-        policy.model.config.save_pretrained(folder)
+        config = copy.deepcopy(policy.model.config)
+        # Without the name vLLM guesses, and takes some families for embedding models.
+        config.architectures = [type(policy.model).__name__]
+        config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         self._llm = _engine(
             folder,
