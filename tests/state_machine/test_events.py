@@ -136,7 +136,7 @@ def test_a_flag_shows_progress_only_when_the_checkpoint_is_complete(cloud: Cloud
     assert cloud.folder(run_id).stages[0].newest_step == 5
     _, document = cloud.api("GET", f"/v1/runs/{run_id}/timeline")
     steps = [e["step"] for e in document["entries"] if e["kind"] == "checkpoint.complete"]
-    assert sorted(steps) == [3, 5]
+    assert set(steps) == {3, 5}
 
 
 def test_a_spot_warning_asks_for_a_checkpoint_once_and_moves_nothing(cloud: Cloud) -> None:
