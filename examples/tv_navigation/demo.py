@@ -219,7 +219,7 @@ def draw(curves: dict[str, Any], interruptions: list[dict[str, Any]], path: Path
             word = "Spot notice" if cut["with_notice"] else "SIGKILL"
             axes.axvline(offset + cut["step"], color="#30638e", ls=style, lw=1.2)
             axes.annotate(
-                f"{word}\n{cut['steps_lost']} steps lost",
+                f"{word}\nsteps lost: {cut['steps_lost']}",
                 (offset + cut["step"], 0.03),
                 xytext=(4, 0),
                 textcoords="offset points",
@@ -260,7 +260,7 @@ def verdict(report: dict[str, Any], story: Story) -> int:
             "result",
             f"{cut['stage']}: {'notice' if cut['with_notice'] else 'SIGKILL'} at "
             f"step {cut['step']}, "
-            f"{cut['steps_lost']} steps lost, training again after "
+            f"steps lost: {cut['steps_lost']}, training again after "
             f"{cut['seconds_to_training_again']:.0f} s",
         )
     for failure in failures:

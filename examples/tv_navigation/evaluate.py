@@ -42,7 +42,9 @@ def accuracy(model_folder: Path, data: Path, template: Path) -> float:
     import torch
     from jinja2.sandbox import SandboxedEnvironment
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     render = SandboxedEnvironment().from_string(template.read_text()).render
     tokenizer = AutoTokenizer.from_pretrained(model_folder, padding_side="left")
