@@ -11,6 +11,9 @@ STAMP := .venv/.ready-$(shell cat $(SETUP_FILES) | sha256sum | cut -c1-12)
 VLLM_STAMP := .venv-vllm/.ready-$(shell cat Makefile pyproject.toml | sha256sum | cut -c1-12)
 DOCKERFILES := $(wildcard training_container/Dockerfile inference_container/Dockerfile)
 VLLM_UV := VIRTUAL_ENV=.venv-vllm .venv-vllm/bin/uv --quiet pip
+# Packages are installed without bytecode: unless the first process that imports a module leaves it
+# on disk, each of the hundreds of processes that the tests start would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 say = @printf '\033[1m== %s\033[0m\n'
 
 .PHONY: help setup demo test test-contracts test-long test-vllm lint format docs bench clean
