@@ -103,8 +103,7 @@ class Endpoint:
         try:
             fleet = self._deploy(self.record["EndpointConfigName"])
         except DeploymentError as error:
-            self.record["FailureReason"] = str(error)
-            self._set("Failed")
+            self._set("Failed", FailureReason=str(error))
         else:
             self._fleet = fleet
             self._set("InService")
@@ -115,12 +114,10 @@ class Endpoint:
             self._fleet = self._deploy(config_name)
         except DeploymentError as error:
             self._set("RollingBack")
-            self.record["FailureReason"] = str(error)
-            self._set("InService")  # on the old fleet, as after an automatic rollback
+            # On the old fleet, as after an automatic rollback.
+            self._set("InService", FailureReason=str(error))
             return
-        self.record["EndpointConfigName"] = config_name
-        self.record.pop("FailureReason", None)
-        self._set("InService")
+        self._set("InService", EndpointConfigName=config_name)
         self._stop(old)
 
     def _delete(self, forget: Callable[[], None]) -> None:
@@ -212,11 +209,12 @@ class Endpoint:
             stop_containers([fleet.container], self._engine.grace(STOP_GRACE_SECONDS))
             shutil.rmtree(fleet.folder, ignore_errors=True)
 
-    def _set(self, status: str) -> None:
+    def _set(self, status: str, **members: Any) -> None:
         with self._engine.lock:
             if self._deleted and status != "Deleting":
                 return
-            self.record.update(EndpointStatus=status, LastModifiedTime=time.time())
+            self.record.pop("FailureReason", None)
+            self.record.update(EndpointStatus=status, LastModifiedTime=time.time(), **members)
             self._save(self.record)
             shown = with_datetimes({k: v for k, v in self.record.items() if k != "Tags"})
             self._engine.bus.send(endpoint_event(shown, tags=tag_map(self.record)))

@@ -105,13 +105,13 @@ class SageMaker:
             body = request.get_json(force=True)
             check(operation, body)
             with self.engine.lock:
-                answer = handler(body)
+                answer = json.dumps(handler(body))
         except ApiError as refusal:
             text = json.dumps({"__type": refusal.code, "message": refusal.message})
             return Response(text, refusal.status, content_type="application/x-amz-json-1.1")
         headers = {"x-amzn-RequestId": str(uuid.uuid4())}
         content = "application/x-amz-json-1.1"
-        return Response(json.dumps(answer), 200, headers, content_type=content)
+        return Response(answer, 200, headers, content_type=content)
 
     def metadata(self, request: Request) -> Response:
         """The instance metadata service of one host, under /_imds/<job>/<rank>/latest/…"""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -163,7 +164,8 @@ class TrainingJob:
             for rank, address in enumerate(addresses)
         ]
         started = time.time()
-        self.record.setdefault("TrainingStartTime", started)
+        if "TrainingStartTime" not in self.record:
+            self._note(TrainingStartTime=started)
         mirrors: list[CheckpointMirror] = []
         outcome = Outcome(End.SHUTDOWN)
         try:
@@ -306,7 +308,7 @@ class TrainingJob:
             if any(folder.iterdir()):
                 uri = upload_artefacts(self._engine.s3, folder, output, self._name, name)
                 if name == "model":
-                    self.record["ModelArtifacts"] = {"S3ModelArtifacts": uri}
+                    self._note(ModelArtifacts={"S3ModelArtifacts": uri})
 
     def _hold(self) -> Outcome | None:
         """Stay Interrupted while capacity is away; None when the job may start again."""
@@ -336,14 +338,13 @@ class TrainingJob:
             return  # the record stays as it is; the next process finds it in flight
         if "TrainingStartTime" in self.record:
             trained = int(self._trained_seconds + 0.5)
-            self.record["TrainingTimeInSeconds"] = trained
-            price = SPOT_PRICE if self.spot else 1.0
-            self.record["BillableTimeInSeconds"] = int(trained * price + 0.5)
-        self.record["TrainingEndTime"] = time.time()
-        self.record["FinalMetricDataList"] = [
+            billed = int(trained * (SPOT_PRICE if self.spot else 1.0) + 0.5)
+            self._note(TrainingTimeInSeconds=trained, BillableTimeInSeconds=billed)
+        metrics = [
             {"MetricName": name, "Value": value, "Timestamp": at}
-            for name, (value, at) in self._metrics.items()
+            for name, (value, at) in list(self._metrics.items())
         ]
+        self._note(TrainingEndTime=time.time(), FinalMetricDataList=metrics)
         self._engine.logs.flush()
         status, secondary, message = {
             End.COMPLETED: ("Completed", "Completed", "Training job completed"),
@@ -353,9 +354,14 @@ class TrainingJob:
             End.MAX_WAIT: ("Stopped", "MaxWaitTimeExceeded", "Maximum wait time exceeded"),
         }[outcome.end]
         if outcome.reason:
-            self.record["FailureReason"] = outcome.reason
+            self._note(FailureReason=outcome.reason)
         self._hosts = []
         self._transition(status, secondary, message, force=True)
+
+    def _note(self, **members: Any) -> None:
+        """Change the record; the API reads it under the same lock."""
+        with self._engine.lock:
+            self.record.update(members)
 
     def _transition(
         self, status: str, secondary: str, message: str, *, force: bool = False

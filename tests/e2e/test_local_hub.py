@@ -19,6 +19,8 @@ from local_aws.server import LocalCloud
 from local_aws.synth import REPOSITORY, current_assembly
 from tests.e2e.small_cloud import until
 
+# A dozen real runs with their cold functions: minutes, not seconds.
+pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 COMMANDS = {
     "training_container": [sys.executable, str(HERE / "toy_trainer.py")],
