@@ -19,7 +19,7 @@ from local_aws.server import LocalCloud
 from local_aws.synth import REPOSITORY, current_assembly
 from tests.e2e.small_cloud import until
 
-# A dozen real runs with their cold functions: minutes, not seconds.
+# Eight real runs with their cold functions: minutes, not seconds.
 pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 COMMANDS = {
