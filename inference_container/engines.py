@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_container.settings import Settings, StartError
+from inference_container.vllm_server import PORT_VARIABLE
 
 DRAIN_SECONDS = 25
 """How long a stopped engine may go on answering; SageMaker kills it 30 s after SIGTERM."""
@@ -90,13 +91,13 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank_limit(max(ranks)))]
         words += ["--lora-modules"]
         words += [f"{name}={folder}" for name, folder in resolved.adapters.items()]
-    environment: dict[str, str] = {}
+    environment = {PORT_VARIABLE: str(settings.port)}
     if not gpus:
         words.append("--enforce-eager")
         # Without it vLLM wants 92 % of the memory that it sees, and refuses to start.
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    command = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(settings.model))
-    return Engine("vllm", (*command, *words), environment)
+    server = (sys.executable, "-m", "inference_container.vllm_server")
+    return Engine("vllm", (*server, "serve", str(settings.model), *words), environment)
 
 
 def _transformers(resolved: Resolved) -> Engine:

@@ -74,10 +74,14 @@ class Container:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError("the container ended:\n" + self.log())
-            with contextlib.suppress(ConnectionError):
+            try:
                 statuses.append(self.request("/ping", timeout=2).status)
-                if statuses[-1] == 200:
-                    return statuses
+            except ConnectionError:
+                pass
+            except TimeoutError as error:
+                raise AssertionError("a health check hung:\n" + self.log()) from error
+            if statuses[-1:] == [200]:
+                return statuses
             time.sleep(0.1)
         raise AssertionError("the container never became ready:\n" + self.log())
 
