@@ -20,22 +20,20 @@ from training_container.engine.algorithms import (
     AdaptiveKLController,
     FixedKLController,
     advantages,
-    aggregate,
-    entropy_bonus,
     fuse_rewards,
     groups_with_signal,
     kl_controller,
     kl_per_token,
     overlong_penalty,
-    policy_loss,
     subtract_kl,
     zero_variance_groups,
 )
-from training_container.engine.batches import MicroBatch, TokenSequence
+from training_container.engine.batches import TokenSequence
 from training_container.engine.clock import PhaseClock
 from training_container.engine.data import DataOrder
 from training_container.engine.distributed import World
 from training_container.engine.experience import Experience, Scorer, sample_answers
+from training_container.engine.grpo_loss import GrpoLoss, MiniBatch
 from training_container.engine.loop import Metrics
 from training_container.engine.policy import Policy
 from training_container.engine.prompts import Prompt
@@ -49,30 +47,6 @@ from training_container.metrics import write_samples
 __all__ = ["Grpo"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class MiniBatch:
-    """The answers of one optimizer update, with what stays fixed while it is trained on."""
-
-    sequences: list[TokenSequence]
-    adv_B: Tensor
-    finished_B: Tensor
-    old: dict[int, Tensor] | None = None
-    """Log-probs of the sampling policy by index, this rank's; None: on-policy, they are the new."""
-    reference: dict[int, Tensor] | None = None
-
-    def mask(self, micro: MicroBatch, mask_truncated: bool) -> Tensor:
-        """The micro-batch's loss mask."""
-        if not mask_truncated or not micro.indices:
-            return micro.mask_B_T
-        finished_B = self.finished_B[list(micro.indices)].to(micro.mask_B_T.device)
-        return micro.mask_B_T & finished_B.unsqueeze(1)
-
-    def tokens(self, mask_truncated: bool) -> int:
-        """Tokens that carry loss, over all ranks."""
-        counts = torch.tensor([int(s.target.sum()) for s in self.sequences])
-        return int(counts[self.finished_B].sum() if mask_truncated else counts.sum())
 
 
 @dataclass
@@ -359,64 +333,21 @@ class Grpo:
 
     def _accumulate(self, batch: MiniBatch, sums: dict[str, float]) -> None:
         """Add the mini-batch's gradients, and this rank's sums for metrics."""
-        settings, kl = self.stage.grpo, self.stage.grpo.kl
-        total_tokens = batch.tokens(settings.mask_truncated)
-        keys = LOSS_KEYS[settings.loss]
-        options = {ours: getattr(settings, theirs) for ours, theirs in keys.items()}
-
-        def add(name: str, value: float) -> None:
-            sums[name] = sums.get(name, 0.0) + value
-
-        def loss(micro: MicroBatch, logp_B_T: Tensor, entropy_B_T: Tensor) -> Tensor:
-            mask_B_T = batch.mask(micro, settings.mask_truncated)
-            indices = list(micro.indices)
-            old_B_T = (
-                logp_B_T.detach()
-                if batch.old is None
-                else micro.pad([batch.old[index] for index in indices])
-            )
-            adv_B = batch.adv_B[indices] if indices else torch.zeros(1)
-            loss_B_T, stats = policy_loss(
-                settings.loss, logp_B_T, old_B_T, adv_B.to(logp_B_T.device), mask_B_T, **options
-            )
-            if batch.reference is not None:
-                reference_B_T = micro.pad([batch.reference[index] for index in indices])
-                if kl is not None and kl.placement == "loss":
-                    assert self.controller is not None
-                    loss_B_T = loss_B_T + self.controller.coefficient * kl_per_token(
-                        kl.estimator, logp_B_T, reference_B_T, mask_B_T
-                    )
-                with torch.no_grad():
-                    for name in {"k1", "k3", kl.estimator if kl else "k3"}:
-                        kl_B_T = kl_per_token(name, logp_B_T, reference_B_T, mask_B_T)
-                        add(f"kl/{name}", kl_B_T.sum().item())
-            for name, value in stats.items():
-                add(name, value.item())
-            add("entropy", (entropy_B_T.detach() * mask_B_T).sum().item())
-            value = aggregate(
-                loss_B_T,
-                mask_B_T,
-                settings.aggregation,
-                total_tokens=total_tokens,
-                total_sequences=len(batch.sequences),
-                max_length=self.stage.rollout.max_response_length,
-            )
-            if settings.entropy_coefficient:
-                value = value + entropy_bonus(
-                    entropy_B_T,
-                    mask_B_T,
-                    coefficient=settings.entropy_coefficient,
-                    total_tokens=total_tokens,
-                )
-            return value
-
+        settings = self.stage.grpo
+        loss = GrpoLoss(
+            settings,
+            batch,
+            kl_coefficient=self.controller.coefficient if self.controller else 0.0,
+            max_length=self.sampling.max_tokens,
+            sums=sums,
+        )
         part = self.policy.backward(
             batch.sequences,
             loss,
             temperature=self.sampling.temperature,
             entropy_gradient=settings.entropy_coefficient > 0,
         )
-        add("loss", part)
+        loss.add("loss", part)
 
     def _update_metrics(
         self,
@@ -471,12 +402,3 @@ class Grpo:
         for column, name in enumerate(self.source_names):
             found[f"validation/reward/{name}"] = scored.scores_B_K[:, column].nanmean().item()
         return {name: value for name, value in found.items() if not math.isnan(value)}
-
-
-LOSS_KEYS: dict[str, dict[str, str]] = {
-    "ppo_clip": {"clip_low": "clip_low", "clip_high": "clip_high", "clip_dual": "clip_dual"},
-    "gspo": {"clip_low": "clip_low", "clip_high": "clip_high"},
-    "cispo": {"clip_low": "clip_low", "clip_high": "clip_high"},
-    "sapo": {"tau_positive": "sapo_tau_positive", "tau_negative": "sapo_tau_negative"},
-}
-"""Arguments of `policy_loss` and the settings they come from."""
