@@ -76,13 +76,14 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
         "--tool-call-parser": engine.tool_call_parser,
         "--chat-template": resolved.chat_template,
         "--gpu-memory-utilization": engine.gpu_memory_utilization if gpus else None,
-        "--middleware": "inference_container.middleware.EngineHeader",
         # By default vLLM aborts what it is answering when SIGTERM comes.
         "--shutdown-timeout": DRAIN_SECONDS,
     }
     words = [
         str(w) for flag, value in arguments.items() if value is not None for w in (flag, value)
     ]
+    for middleware in ("EngineHeader", "ModelOfBody"):
+        words += ["--middleware", f"inference_container.middleware.{middleware}"]
     words += ["--served-model-name", *resolved.names]
     if engine.tool_call_parser:
         words.append("--enable-auto-tool-choice")

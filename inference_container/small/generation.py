@@ -103,10 +103,10 @@ class SmallModel:
         return prompt
 
     def token_budget(self, prompt: list[int], wanted: int | None) -> int:
-        """How many tokens the answer may have.
+        """How many tokens the answer may have: as many as wanted and, as in vLLM, as fit.
 
         Raises:
-            RequestError: when prompt and answer do not fit the context.
+            RequestError: when the context has no room for an answer.
         """
         used = len(prompt)
         if used >= self.limit:
@@ -115,13 +115,7 @@ class SmallModel:
                 f"request has {used} input tokens. Please reduce the length of the input messages."
             )
         room = self.limit - used
-        if wanted is not None and wanted > room:
-            raise RequestError(
-                f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's "
-                f"maximum context length is {self.limit} tokens and your request has {used} input "
-                f"tokens ({wanted} > {self.limit} - {used})."
-            )
-        return room if wanted is None else wanted
+        return room if wanted is None else min(wanted, room)
 
     def sampling(self, request: GenerationRequest) -> Sampling:
         """The request's parameters over the model's own `generation_config.json`, as vLLM does."""
