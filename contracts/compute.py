@@ -101,7 +101,7 @@ class EngineSpec(Strict):
     max_model_len: Positive | None = None
     """Tokens of prompt and answer together; what the model and memory allow when absent."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; `auto` is the model's own."""
+    """Type of weights and activations; `auto` is the model's own, but in vLLM at most 16 bits."""
     quantization: str | None = None
     """A vLLM quantization method, such as `fp8`."""
     tensor_parallel_size: Positive | None = None

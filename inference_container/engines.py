@@ -92,6 +92,10 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank_limit(max(ranks)))]
         words += ["--lora-modules"]
         words += [f"{name}={folder}" for name, folder in resolved.adapters.items()]
+        if not gpus:
+            # vLLM's CPU kernels look up "no adapter" at index -1, which is the last adapter's:
+            # in one batch with an adapter, the base model would answer with it. No batches, then.
+            words += ["--max-num-seqs", "1"]
     environment = {PORT_VARIABLE: str(settings.port)}
     if not gpus:
         words.append("--enforce-eager")
