@@ -46,8 +46,6 @@ class Engine:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    waits_for_port: bool = False
-    """It says when it is loaded and listens only when told; otherwise it shares the port."""
 
 
 def choose_engine(resolved: Resolved, *, gpus: int) -> Engine:
@@ -82,7 +80,7 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
     words = [
         str(w) for flag, value in arguments.items() if value is not None for w in (flag, value)
     ]
-    for middleware in ("EngineHeader", "ModelOfBody"):
+    for middleware in ("EngineHeader", "ModelOfBody", "PortHandover"):
         words += ["--middleware", f"inference_container.middleware.{middleware}"]
     words += ["--served-model-name", *resolved.names]
     if engine.tool_call_parser:
@@ -120,7 +118,7 @@ def _transformers(resolved: Resolved) -> Engine:
         "adapters": {name: str(folder) for name, folder in resolved.adapters.items()},
     }
     command = (sys.executable, "-m", "inference_container.small", json.dumps(document))
-    return Engine("transformers", command, waits_for_port=True)
+    return Engine("transformers", command)
 
 
 def gpu_count(environment: Mapping[str, str] = os.environ) -> int:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-__all__ = ["ADAPTER_HEADER", "ENGINE_HEADER", "EngineHeader", "ModelOfBody"]
+from inference_container.handover import take_over
+
+__all__ = ["ADAPTER_HEADER", "ENGINE_HEADER", "EngineHeader", "ModelOfBody", "PortHandover"]
 
 ENGINE_HEADER = "x-grpohub-engine"
 ADAPTER_HEADER = b"x-amzn-sagemaker-adapter-identifier"
@@ -32,6 +34,21 @@ class EngineHeader:
             await send(message)
 
         await self._app(scope, receive, send_named if scope["type"] == "http" else send)
+
+
+class PortHandover:
+    """Takes the port over from the waiting room: servers listen once the start-up event is done."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        async def send_first(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                take_over()  # blocks a loop that has nothing else to do yet
+            await send(message)
+
+        await self._app(scope, receive, send_first if scope["type"] == "lifespan" else send)
 
 
 class ModelOfBody:

@@ -18,18 +18,17 @@ from types import FrameType
 
 from inference_container.engines import Engine, Resolved, choose_engine, gpu_count
 from inference_container.fetch import fetch_adapters, fetch_chat_template
+from inference_container.handover import ENGINE_FD_VARIABLE
 from inference_container.settings import Settings, StartError
 from inference_container.verify import verify_model
 from inference_container.waiting import WaitingRoom
 
-__all__ = ["ENGINE_FD_VARIABLE", "START_FAILED", "serve"]
+__all__ = ["START_FAILED", "serve"]
 
 START_FAILED = 3
 """Exit code of a container that never became ready."""
-ENGINE_FD_VARIABLE = "GRPOHUB_HANDOVER_FD"
 DEFAULT_NAME = "default"
 _CAUSE = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception|error): .+)")
-_PROBE_SECONDS = 0.05
 
 
 def serve(environment: Mapping[str, str]) -> int:
@@ -47,7 +46,7 @@ def serve(environment: Mapping[str, str]) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'port'}: {error.strerror}")
     _say(f"engine {engine.name}: {' '.join(engine.command)}")
-    return _Child(engine, settings.port, room, environment, started).run()
+    return _Child(engine, room, environment, started).run()
 
 
 def _resolve(settings: Settings) -> Resolved:
@@ -67,12 +66,11 @@ class _Child:
     def __init__(
         self,
         engine: Engine,
-        port: int,
         room: WaitingRoom,
         environment: Mapping[str, str],
         started: float,
     ) -> None:
-        self._engine, self._port, self._room, self._started = engine, port, room, started
+        self._room, self._started = room, started
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._first_cause: str | None = None
@@ -96,8 +94,7 @@ class _Child:
         signal.signal(signal.SIGINT, self._forward)
         relay = threading.Thread(target=self._relay, daemon=True)
         relay.start()
-        hand_over = self._tell if self._engine.waits_for_port else self._probe
-        threading.Thread(target=hand_over, daemon=True).start()
+        threading.Thread(target=self._hand_over, daemon=True).start()
         code = self._reap()
         relay.join(timeout=5)
         self._room.close()
@@ -131,21 +128,12 @@ class _Child:
             if self._first_cause is None and (found := _CAUSE.search(text)):
                 self._first_cause = found[1]
 
-    def _tell(self) -> None:
+    def _hand_over(self) -> None:
         """The engine says it has loaded; the port is freed; the engine is told to take it."""
         if self._handover.recv(16):
             self._room.close()
             self._become_ready()
             self._handover.sendall(b"go")
-
-    def _probe(self) -> None:
-        """The engine listens beside the waiting room; the room closes once it is seen to."""
-        while not self._stopping.is_set() and self._process.returncode is None:
-            if WaitingRoom.engine_answers(self._port):
-                self._room.close()
-                self._become_ready()
-                return
-            time.sleep(_PROBE_SECONDS)
 
     def _become_ready(self) -> None:
         self._ready.set()

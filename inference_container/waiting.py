@@ -7,13 +7,11 @@ holds the interpreter for seconds: so the room is in a process that does neither
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["WAITING_HEADER", "WaitingRoom"]
+__all__ = ["WaitingRoom"]
 
-WAITING_HEADER = "x-grpohub-waiting"
 _BODY = json.dumps(
     {
         "error": {
@@ -35,7 +33,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.send_header("retry-after", "5")
-        self.send_header(WAITING_HEADER, "1")
         self.end_headers()
         self.wfile.write(body)
 
@@ -47,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # vLLM binds the port when it starts, long before it listens: both need this on their sockets.
+    # vLLM binds the port when it starts, long before it listens: both sockets need this.
     allow_reuse_port = True
     request_queue_size = 64
 
@@ -78,15 +75,3 @@ class WaitingRoom:
             connection.setblocking(True)
             self._server.process_request(connection, address)
         self._server.server_close()
-
-    @staticmethod
-    def engine_answers(port: int) -> bool:
-        """Whether a connection to the port reaches the engine; when both listen, chance decides."""
-        request = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
-                connection.sendall(request)
-                head = connection.recv(4096).lower()
-        except OSError:
-            return False
-        return head.startswith(b"http/1.1 200") and WAITING_HEADER.encode() not in head

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 from pathlib import Path
 
 import uvicorn
 
 from inference_container.engines import DRAIN_SECONDS
+from inference_container.handover import take_over
 from inference_container.small.app import build_app
 from inference_container.small.generation import SmallModel
-from inference_container.supervisor import ENGINE_FD_VARIABLE
 
 
 def main(document: str) -> None:
@@ -28,7 +26,7 @@ def main(document: str) -> None:
         chat_template=Path(template).read_text() if template else None,
     )
     app = build_app(model, options["names"])
-    _take_over(int(os.environ[ENGINE_FD_VARIABLE]))
+    take_over()
     uvicorn.run(
         app,
         host="0.0.0.0",
@@ -37,14 +35,6 @@ def main(document: str) -> None:
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-
-
-def _take_over(descriptor: int) -> None:
-    """Nobody listens between the two: a health check in that moment fails and is repeated."""
-    with socket.socket(fileno=descriptor) as supervisor:
-        supervisor.sendall(b"loaded")
-        if not supervisor.recv(16):
-            sys.exit("the supervisor is gone")
 
 
 if __name__ == "__main__":
