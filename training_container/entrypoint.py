@@ -286,6 +286,8 @@ def rank_variables(
         "GLOO_SOCKET_IFNAME": interface,
         **({"NCCL_SOCKET_IFNAME": interface} if env.num_hosts > 1 else {}),
         "OMP_NUM_THREADS": threads,
+        # A thread that spins at a barrier takes the core that the uploader or a peer needs.
+        "OMP_WAIT_POLICY": environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "TOKENIZERS_PARALLELISM": "false",
     }
     first = env.host_rank * local
