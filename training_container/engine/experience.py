@@ -101,6 +101,8 @@ class Scorer:
 
     def texts(self, completions: Sequence[Completion]) -> list[str]:
         """The answers without special tokens."""
+        if not completions:
+            return []  # batch_decode reads an empty list as one empty text
         return self._tokenizer.batch_decode(
             [list(completion.ids) for completion in completions], skip_special_tokens=True
         )
