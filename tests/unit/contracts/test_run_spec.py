@@ -149,6 +149,8 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"stages.1.start_from": {"stage": "zzz"}}, "stages[1].start_from.stage", "Earlier stages:"),
     ({"stages.0.start_from": {"stage": "smooth"}}, "stages[0].start_from.stage",
      "This is the first stage."),
+    ({"stages.0.lora": {}, "stages.1.start_from": {"stage": "warm-up", "step": 9}},
+     "stages[1].start_from.step", "merged model"),
     ({"stages.1.start_from": {"stage": "warm-up", "step": 11}}, "stages[1].start_from.step",
      "ends at step 10"),
     ({"stages.1.data.answer": "problem"}, "stages[1].data", "named for two purposes"),
