@@ -20,7 +20,7 @@ from typing import Any
 from client.hub import Hub
 from client.settings import load_settings
 from contracts.api import RunView
-from contracts.layout import parse_s3_uri
+from contracts.layout import RunLayout
 from contracts.states import RunState, is_terminal
 from examples.tv_navigation.evaluate import accuracy, reaches_goal
 from examples.tv_navigation.make_data import make
@@ -159,15 +159,14 @@ def local_accuracy(hub: Hub, run: RunView, *, stage: int) -> float:
     """Download a stage's exported model and measure it apart from the trainer."""
     s3: Any = hub.settings.aws("s3")
     info = hub.info()
-    prefix = f"runs/{run.run_id}/stages/{stage}-{run.stages[stage].name}/model/"
+    prefix = RunLayout(run.run_id).stage(stage, run.stages[stage].name).model_prefix
     folder = OUT / "models" / run.stages[stage].name
     folder.mkdir(parents=True, exist_ok=True)
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=info.bucket, Prefix=prefix):
         for item in page.get("Contents", ()):
             target = folder / item["Key"].removeprefix(prefix)
             target.parent.mkdir(parents=True, exist_ok=True)
-            bucket, key = parse_s3_uri(f"s3://{info.bucket}/{item['Key']}")
-            s3.download_file(bucket, key, str(target))
+            s3.download_file(info.bucket, item["Key"], str(target))
     return accuracy(folder, BUILD / "validation.jsonl", HERE / "prompt.jinja")
 
 
