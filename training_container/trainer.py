@@ -7,6 +7,7 @@ what comes out is a folder with a verified model.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from training_container.engine.grpo import Grpo
 from training_container.engine.loop import Metrics, run_loop
 from training_container.engine.policy import Policy, load_model
 from training_container.engine.prompts import (
+    Message,
     Prompt,
     PromptRenderer,
     keep_short,
@@ -46,7 +48,7 @@ from training_container.engine.schedule import plan_steps
 from training_container.engine.sft import Sft
 from training_container.engine.state import Checkpointer, PolicyWeights, Progress, TrainState
 from training_container.export import ModelOrigin, export_model
-from training_container.failure import StageError
+from training_container.failure import StageError, write_atomically
 from training_container.metrics import MetricsWriter, RunIdentity, trackers
 from training_container.rewards.interface import RewardConfigError, Sample
 from training_container.rewards.plane import RewardPlane
@@ -68,7 +70,7 @@ class StageInputs:
     code: Path
     """The run's frozen user files: templates and reward code."""
     output: Path
-    """metrics.jsonl, rollouts/, tensorboard/."""
+    """metrics.jsonl, rollouts/, tensorboard/, sample_prompt.json."""
     export: Path
     """Where the trained model is written."""
 
@@ -144,6 +146,8 @@ def run_stage(
         output=inputs.output,
         secrets=secrets or {},
     )
+    if world.is_leader:
+        _leave_question(data, inputs.output)
     latest: Metrics = {}
 
     def record(step: int, metrics: Metrics) -> None:
@@ -193,6 +197,8 @@ class StageData:
     validation_prompts: list[Prompt]
     examples: list[TokenSequence]
     validation_examples: list[TokenSequence]
+    question: list[Message]
+    """Messages of the first validation (else training) row: what the endpoint is asked first."""
 
     @property
     def rows(self) -> int:
@@ -234,7 +240,18 @@ class StageData:
         kept = len(prompts) or len(examples)
         fingerprint = hashlib.sha256(f"{file_fingerprint(files)} {kept}".encode()).hexdigest()
         columns = tuple(dict.fromkeys(name for row in rows for name in row))
-        return cls(tokenizer, fingerprint, columns, prompts, held_prompts, examples, held_examples)
+        asked = held_prompts or prompts
+        question = list(asked[0].messages) if asked else renderer.messages((held_out or rows)[0])
+        return cls(
+            tokenizer,
+            fingerprint,
+            columns,
+            prompts,
+            held_prompts,
+            examples,
+            held_examples,
+            question,
+        )
 
 
 def _tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -365,6 +382,13 @@ def _writer(
         sources=sources,
         trackers=trackers(spec.tracking, identity, output, secrets),
     )
+
+
+def _leave_question(data: StageData, output: Path) -> None:
+    """For the endpoint's smoke test: rendered here, where every data format can be read."""
+    output.mkdir(parents=True, exist_ok=True)
+    body = json.dumps({"messages": data.question}, ensure_ascii=False)
+    write_atomically(output / "sample_prompt.json", body.encode())
 
 
 def _final_metrics(latest: Metrics, progress: Progress) -> dict[str, float]:

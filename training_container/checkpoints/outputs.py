@@ -3,6 +3,7 @@
 <root>/metrics.jsonl        appended by the trainer, never rewritten
 <root>/rollouts/*.parquet   appear whole, by rename
 <root>/tensorboard/…        appended by the writer
+<root>/sample_prompt.json   written once, before the first step
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class OutputsMirror:
 
     def _files(self) -> list[tuple[Path, str]]:
         layout, root = self._layout, self._root
-        files = [(root / "metrics.jsonl", layout.metrics(self._attempt, self._generation))]
+        files = [
+            (root / "metrics.jsonl", layout.metrics(self._attempt, self._generation)),
+            (root / "sample_prompt.json", layout.sample_prompt),
+        ]
         files += [
             (path, layout.rollouts_prefix + path.name)
             for path in sorted((root / "rollouts").glob("step-*.parquet"))

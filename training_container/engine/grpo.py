@@ -218,10 +218,6 @@ class Grpo:
             columns[f"reward/{name}"] = experience.scores_B_K[:count, column].tolist()
         write_samples(self.output / "rollouts", step, columns)
 
-    @staticmethod
-    def _question(prompt: Prompt) -> str:
-        return prompt.messages[-1]["content"]
-
     # --- update ---------------------------------------------------------------------------------
 
     def _train(self, step: int, experience: Experience, clock: PhaseClock) -> Metrics:
