@@ -45,7 +45,7 @@ def on_flag(hub: Hub, flag: FlagKey) -> bool:
         "checkpoint.complete",
         f"checkpoint of step {flag.step} is complete",
         time=time,
-        key=flag.generation,
+        key=f"{flag.step}-{flag.generation}",
         stage_index=flag.stage_index,
         attempt=number,
         step=flag.step,
