@@ -1,5 +1,6 @@
 """`grpohub local`: start, look at and stop the embedded cloud, and make it fail on purpose."""
 
+import contextlib
 import json
 import os
 import signal
@@ -65,7 +66,9 @@ def up(
     from local_aws.server import LocalCloud, PortTakenError
     from local_aws.synth import SynthesisError, current_assembly
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Both, since what a script starts in the background has Ctrl-C ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     state_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
@@ -205,7 +208,7 @@ def _introduce(cloud: Any, state_dir: Path, seconds: float) -> None:
     for line in cloud.deployment.refused:
         out.print(f"  refused  {line}", markup=False)
     # Last: who waits for this note then finds all of the above in the log.
-    Running(cloud.url, cloud.api_url, os.getpid(), REGION, cloud.outputs).write(state_dir)
+    Running.here(cloud.url, cloud.api_url, REGION, cloud.outputs).write(state_dir)
 
 
 def _wait_for_the_end() -> None:
@@ -250,9 +253,9 @@ def _refuse_second(state_dir: Path) -> None:
 
 
 def _forget(state_dir: Path) -> None:
-    note = state_dir / NOTE
-    if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["pid"] == os.getpid():
-        note.unlink()
+    with contextlib.suppress(NotRunningError):
+        if Running.find(state_dir).pid == os.getpid():
+            (state_dir / NOTE).unlink()
 
 
 def _running(state_dir: Path) -> Running:

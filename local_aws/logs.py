@@ -3,10 +3,12 @@ Logs.
 """
 
 import datetime
+import os
 import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,9 +48,10 @@ class LogShipper:
         """Copy `pipe` until it closes; `on_line` sees each line too."""
         file = self.file(group, stream)
         file.parent.mkdir(parents=True, exist_ok=True)
+        _end_line(file)
 
         def copy() -> None:
-            with file.open("a", encoding="utf-8") as out, pipe:
+            with file.open("a", encoding="utf-8", newline="\n") as out, pipe:
                 for raw in pipe:
                     text = raw.decode("utf-8", "replace").rstrip("\n")
                     line = (now_ms(), text)
@@ -76,14 +79,17 @@ class LogShipper:
         """Put a group's streams, as far as files are left of them, back into CloudWatch Logs."""
         folder = self._site.state_dir / "logs" / group.strip("/")
         for file in sorted(folder.glob("*.log")):
-            with file.open(encoding="utf-8") as text:
-                lines = [_parse(line) for line in text]
+            # Progress bars return the carriage within a line: only \n ends one.
+            with file.open(encoding="utf-8", errors="replace", newline="\n") as text:
+                lines = [line for line in map(_parse, text) if line is not None]
             # Stream names of jobs and endpoints hold exactly one slash.
             self._put(group, file.stem.replace("_", "/", 1), lines[-MAX_RESTORED_LINES:])
 
     def _put(self, group: str, stream: str, lines: list[Line]) -> None:
         logs = self._site.client("logs")
         self._ensure(logs, group, stream)
+        # CloudWatch refuses lines out of order, and a machine's clock may be set back.
+        lines = sorted(lines, key=itemgetter(0))
         for start in range(0, len(lines), MAX_EVENTS_PER_CALL):
             # CloudWatch refuses empty messages.
             events = [
@@ -107,11 +113,24 @@ class LogShipper:
         self._known.add((group, stream))
 
 
+def _end_line(file: Path) -> None:
+    """End the half line that a killed process leaves, so that the next does not follow it."""
+    if file.is_file() and file.stat().st_size:
+        with file.open("rb+") as written:
+            written.seek(-1, os.SEEK_END)
+            if written.read(1) != b"\n":
+                written.write(b"\n")
+
+
 def _format(line: Line) -> str:
     at = datetime.datetime.fromtimestamp(line[0] / 1000, datetime.UTC)
     return f"{at.isoformat(timespec='milliseconds')} {line[1]}\n"
 
 
-def _parse(text: str) -> Line:
+def _parse(text: str) -> Line | None:
+    """A line of a stream's file; None for the half line that a killed process leaves."""
     at, _, message = text.rstrip("\n").partition(" ")
-    return int(datetime.datetime.fromisoformat(at).timestamp() * 1000), message
+    try:
+        return int(datetime.datetime.fromisoformat(at).timestamp() * 1000), message
+    except ValueError:
+        return None

@@ -202,13 +202,16 @@ def announce_executions() -> None:
     start = executions.Execution.start
     reflect = executions.BaseExecutionWorkerCommunication._reflect_execution_status
 
+    # An execution is a thread that moto cannot end. It keeps the listeners of the cloud that
+    # started it, which that cloud empties when it stops: a later cloud does not hear of it.
     def start_and_tell(self: Any) -> None:
+        self.listeners = hooks.execution_changed
         start(self)
-        _tell(hooks.execution_changed, self)
+        _tell(self.listeners, self)
 
     def reflect_and_tell(self: Any) -> None:
         reflect(self)
-        _tell(hooks.execution_changed, self.execution)
+        _tell(self.execution.listeners, self.execution)
 
     executions.Execution.start = start_and_tell  # type: ignore[method-assign]
     executions.BaseExecutionWorkerCommunication._reflect_execution_status = reflect_and_tell  # type: ignore[method-assign]

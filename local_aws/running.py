@@ -14,6 +14,7 @@ import psutil
 
 STOP_SECONDS = 30.0  # on a machine that is busy otherwise
 NOTE = "local.json"
+CLOCK_SECONDS = 10.0  # what setting the machine's clock may move a process's start by
 
 
 class NotRunningError(Exception):
@@ -33,21 +34,41 @@ class Running:
     pid: int
     region: str
     outputs: dict[str, str]
+    started: float
+    """When the process began: after a crash, another one may have its number."""
 
     @classmethod
     def find(cls, folder: Path) -> Self:
         """The cloud of a state folder.
 
         Raises:
-            NotRunningError: there is no note, or its process is gone.
+            NotRunningError: there is no note, it cannot be read, or its process is gone.
         """
         note = folder / NOTE
         if not note.is_file():
             raise NotRunningError("no embedded cloud runs here: start it with `grpohub local up`")
-        running = cls(**json.loads(note.read_text(encoding="utf-8")))
-        if not _alive(running.pid):
+        try:
+            running = cls(**json.loads(note.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise NotRunningError(f"{note} is damaged: start it with `grpohub local up`") from error
+        if not running.alive():
             raise NotRunningError("the embedded cloud has ended: start it with `grpohub local up`")
         return running
+
+    @classmethod
+    def here(cls, url: str, api_url: str, region: str, outputs: dict[str, str]) -> Self:
+        """The cloud of this process."""
+        started = psutil.Process().create_time()
+        return cls(url, api_url, os.getpid(), region, outputs, started)
+
+    def alive(self) -> bool:
+        """Whether its process still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            return not ended and abs(process.create_time() - self.started) < CLOCK_SECONDS
+        except psutil.NoSuchProcess:
+            return False
 
     def write(self, folder: Path) -> None:
         """Leave the note."""
@@ -77,14 +98,7 @@ class Running:
         os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
-            if not _alive(self.pid):
+            if not self.alive():
                 return True
             time.sleep(0.1)
-        return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
         return False

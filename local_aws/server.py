@@ -129,10 +129,11 @@ class LocalCloud:
     def stop(self) -> None:
         """End every child, keep the state, and free the port."""
         # What ends from here on ends because of us: the next cloud must find it as it was.
-        moto_patches.hooks.execution_changed = []
+        moto_patches.hooks.execution_changed.clear()
         self.site.stopping.set()
         self.sagemaker.stop()
         self.lambdas.stop()
+        self.sagemaker.stop()  # what a thread was just about to start
         self._flush()
         self._cleanup.close()
 

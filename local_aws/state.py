@@ -12,11 +12,12 @@ import datetime
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from local_aws.site import ACCOUNT, REGION, Site
+from local_aws.site import ACCOUNT, REGION, Report, Site
 
 FLUSH_SECONDS = 1.0
 MAX_OLD_VERSION = 1024 * 1024
@@ -48,26 +49,18 @@ class ObjectMirror:
             if not dirty:
                 return
             self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / "journal.jsonl").open("a", encoding="utf-8") as journal:
+            with (self._folder / "journal.jsonl").open("a", encoding="utf-8", buffering=1) as log:
                 for bucket, key in sorted(dirty):
-                    journal.write(json.dumps(self._mirror(bucket, key)) + "\n")
+                    log.write(json.dumps(self._mirror(bucket, key)) + "\n")
 
     def restore(self) -> int:
         """Put the mirrored objects back into their buckets; returns how many."""
         journal = self._folder / "journal.jsonl"
-        if not journal.is_file():
-            return 0
-        entries: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in journal.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed process
-                entry = json.loads(line)
-                entries[entry["bucket"], entry["key"]] = entry
+        entries = {(entry["bucket"], entry["key"]): entry for entry in _read_lines(journal)}
         kept = [entry for entry in entries.values() if entry.get("file")]
         kept = [entry for entry in kept if _restore_object(self._folder / entry["file"], entry)]
         self._known = {(e["bucket"], e["key"]): self._folder / e["file"] for e in kept}
-        part = journal.with_suffix(".part")
-        part.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-        part.replace(journal)
+        _write_lines(journal, kept)
         self._dirty.clear()
         return len(kept)
 
@@ -80,14 +73,16 @@ class ObjectMirror:
                 file.unlink(missing_ok=True)
             return {"bucket": bucket, "key": key}
         file = self._file(bucket, key)
-        part = file.with_name(file.name + ".part")
+        part = self._folder / "%part"  # no key's file: quoting leaves no bare % in a name
         part.write_bytes(stored.value)
+        written = part.stat().st_mtime_ns
         part.replace(file)
         self._known[bucket, key] = file
         return {
             "bucket": bucket,
             "key": key,
             "file": str(file.relative_to(self._folder)),
+            "written": written,
             "etag": stored.etag.strip('"'),
             "metadata": dict(stored.metadata),
             "modified": stored.last_modified.isoformat(),
@@ -141,8 +136,8 @@ class TableMirror:
             file = self._folder / f"{name}.json"
             if not file.is_file():
                 continue
-            text = file.read_text(encoding="utf-8")
-            for item in json.loads(text, object_hook=_decode_bytes):
+            items = read_json(file, self._site.report, object_hook=_decode_bytes)
+            for item in items or ():
                 client.put_item(TableName=name, Item=item)
                 count += 1
         self._dirty.clear()
@@ -179,13 +174,8 @@ class ExecutionLog:
     def restore(self) -> list[Any]:
         """Let DescribeExecution know the executions again. Those that were running come back
         ABORTED and are returned."""
-        if not self._file.is_file():
-            return []
-        last: dict[str, dict[str, Any]] = {}
-        for line in self._file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                entry = json.loads(line)
-                last[entry["arn"]] = entry
+        last = {entry["arn"]: entry for entry in _read_lines(self._file)}
+        _write_lines(self._file, last.values())
         lost = []
         for entry in last.values():
             execution = _restore_execution(entry)
@@ -193,6 +183,40 @@ class ExecutionLog:
                 self.changed(execution)
                 lost.append(execution)
         return lost
+
+
+def read_json(file: Path, report: Report, **options: Any) -> Any:
+    """What a file holds; None for one that a crash of the machine left empty or cut off.
+
+    Such a file is kept under another name, and said, so that it never stands in the way again.
+    """
+    try:
+        return json.loads(file.read_bytes(), **options)
+    except ValueError:  # bad JSON and bad UTF-8
+        damaged = file.with_name(f"{file.name}.damaged")
+        file.replace(damaged)
+        report(f"not kept: {file} was cut off; what is left of it is {damaged.name}")
+        return None
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file, without the half line that a killed process leaves."""
+    entries = []
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+            if line.startswith("{"):
+                with contextlib.suppress(json.JSONDecodeError):
+                    entries.append(json.loads(line))
+    return entries
+
+
+def _write_lines(file: Path, entries: Iterable[dict[str, Any]]) -> None:
+    """Replace a JSON Lines file, so that what is appended does not follow half a line."""
+    if not file.is_file():
+        return
+    part = file.with_name(f"{file.name}.part")
+    part.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    part.replace(file)
 
 
 def _stored(bucket: str, key: str) -> Any:
@@ -230,16 +254,19 @@ def _restore_object(file: Path, entry: dict[str, Any]) -> bool:
     backend = s3_backends[ACCOUNT]["aws"]
     if entry["bucket"] not in backend.buckets or not file.is_file():
         return False
+    # A process that was killed between the two has written a newer object than its journal says.
+    as_written = file.stat().st_mtime_ns == entry.get("written")
     stored = backend.put_object(
         entry["bucket"],
         entry["key"],
         file.read_bytes(),
-        etag=entry["etag"],
+        etag=entry["etag"] if as_written else None,
         disable_notification=True,
     )
     stored.set_metadata(entry["metadata"])
-    stored.last_modified = datetime.datetime.fromisoformat(entry["modified"])
-    stored.checksum_algorithm, stored.checksum_value = entry["checksum"]
+    if as_written:
+        stored.last_modified = datetime.datetime.fromisoformat(entry["modified"])
+        stored.checksum_algorithm, stored.checksum_value = entry["checksum"]
     return True
 
 

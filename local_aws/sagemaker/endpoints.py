@@ -21,6 +21,7 @@ from contracts.events import endpoint_event
 from local_aws.images import UnknownImageError
 from local_aws.sagemaker.capacity import Shortage
 from local_aws.sagemaker.engine import Engine, Record, tag_map, with_datetimes
+from local_aws.sagemaker.errors import ApiError
 from local_aws.sagemaker.processes import Container, stop_containers
 from local_aws.sagemaker.storage import download_prefix, split_uri
 
@@ -131,7 +132,10 @@ class Endpoint:
         Raises:
             DeploymentError: it never was.
         """
-        config, model = self._lookup(config_name)
+        try:
+            config, model = self._lookup(config_name)
+        except ApiError as error:
+            raise DeploymentError(error.message) from error
         variant = config["ProductionVariants"][0]
         if self._engine.capacity.take(variant.get("InstanceType", ""), Shortage.CAPACITY):
             raise DeploymentError(NO_INSTANCES)

@@ -13,7 +13,8 @@ from local_aws.images import Images
 from local_aws.logs import LogShipper
 from local_aws.sagemaker.capacity import Capacity, SpotMarket
 from local_aws.sagemaker.hosts import Addresses
-from local_aws.site import Site
+from local_aws.site import Report, Site
+from local_aws.state import read_json
 
 Record = dict[str, Any]
 
@@ -50,10 +51,11 @@ class RecordStore:
         self._folder = folder
         self._lock = threading.Lock()
 
-    def load(self) -> dict[str, Record]:
+    def load(self, report: Report) -> dict[str, Record]:
         """What an earlier process kept."""
         files = sorted(self._folder.glob("*.json"))
-        return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        read = {file.stem: read_json(file, report) for file in files}
+        return {name: record for name, record in read.items() if record is not None}
 
     def save(self, name: str, record: Mapping[str, Any]) -> None:
         """Keep a record, whole or not at all."""

@@ -45,18 +45,19 @@ class SageMaker:
     def restore(self) -> list[str]:
         """Take up what an earlier process left: finished jobs as they were, running ones as failed,
         endpoints served again. Returns what was lost, in words."""
+        report = self.engine.site.report
         kill_all(self.engine.site.state_dir)  # containers that outlived a killed process
-        self._models = self._stores[MODEL].load()
-        self._configs = self._stores[CONFIG].load()
+        self._models = self._stores[MODEL].load(report)
+        self._configs = self._stores[CONFIG].load(report)
         lost = []
-        for name, record in self._stores["job"].load().items():
+        for name, record in self._stores["job"].load(report).items():
             self.jobs[name] = TrainingJob(self.engine, record, self._saver("job", name))
             if not self.jobs[name].terminal:
                 mark_lost(self.engine, record, self._saver("job", name))
                 lost.append(f"training job {name} was running and is now Failed")
         if self.jobs:
             self.engine.logs.restore(LOG_GROUP)
-        for name, record in self._stores[ENDPOINT].load().items():
+        for name, record in self._stores[ENDPOINT].load(report).items():
             endpoint = self._new_endpoint(record)
             if record["EndpointStatus"] == "Deleting":
                 self._stores[ENDPOINT].delete(name)

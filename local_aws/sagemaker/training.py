@@ -259,7 +259,8 @@ class TrainingJob:
             if self._crash is not None:
                 self._hosts[self._crash].container.kill()
                 self._crash = None
-            if exited := self._exited():
+            exited = self._exited()
+            if exited and not self._engine.site.stopping.is_set():  # else: killed with the cloud
                 return exited
             if time.time() - started > runtime_left:
                 return Outcome(End.MAX_RUNTIME)

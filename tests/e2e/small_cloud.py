@@ -65,6 +65,7 @@ with open(started, "a") as f:
     f.write("x")
 print("incarnation", os.path.getsize(started))
 if "loss" in hp:
+    print("loading: 0%\\rloading: 100%")
     print(f"loss={hp['loss']};")
 
 def on_term(*_):

@@ -2,7 +2,9 @@
 what it cannot.
 """
 
+import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import psutil
 import pytest
 
 from contracts.events import parse_event
-from local_aws.running import Running
+from local_aws.running import NotRunningError, Running
 from local_aws.server import LocalCloud, PortTakenError
 from local_aws.state import LOST
 from tests.e2e import test_local_endpoints as endpoints
@@ -49,6 +51,8 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
         training.create(cloud, "in-flight", seconds=600)
         training.training(cloud, "in-flight")
         endpoints.deploy(cloud, "lives", VERSION="7")
+        with cloud.logs.file("/aws/sagemaker/TrainingJobs", "finished/algo-1").open("a") as log:
+            log.write("2026-11-")  # as a process leaves it that is killed while it writes
         machine = cloud.outputs["MachineArn"]
         arn = sfn.start_execution(stateMachineArn=machine, name="run-1", input="{}")["executionArn"]
         children = set(psutil.Process().children(recursive=True)) - before
@@ -73,6 +77,8 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
         assert cloud.client("dynamodb").get_item(TableName=table, Key=key)["Item"] == item
         assert training.describe(cloud, "finished")["TrainingJobStatus"] == "Completed"
         assert training.lines(cloud, "finished", "loss=") == ["loss=0.5;"]
+        bar = ["loading: 0%\rloading: 100%"]
+        assert training.lines(cloud, "finished", "loading") == bar
         assert endpoints.settled(cloud, "lives")["EndpointStatus"] == "InService"
         assert endpoints.ask(cloud, "lives")["version"] == "7"
 
@@ -93,6 +99,79 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
             cloud.client("stepfunctions").start_execution(
                 stateMachineArn=machine, name="run-1", input='{"again": true}'
             )
+
+
+def spoil(state: Path, bucket: str, table: str) -> None:
+    """Leave the state folder as a crash of the machine may: every kind of file cut off."""
+    for name in ("s3/journal.jsonl", "executions.jsonl"):
+        with (state / name).open("a") as lines:
+            lines.write('{"bucket": "b", "ke')
+    (state / "s3" / "%part").write_bytes(b"half")
+    (state / "s3" / bucket / "newer").write_bytes(b"newer than the journal")
+    tables = state / "dynamodb" / f"{table}.json"
+    tables.write_bytes(tables.read_bytes()[:-5])
+    (tables.parent / f"{table}.part").write_text("[{")
+    for kind in ("training-jobs", "model", "endpoint-config", "endpoint"):
+        folder = state / "sagemaker" / kind
+        folder.mkdir(exist_ok=True)
+        (folder / "empty.json").write_text("")
+        (folder / "torn.json").write_text('{"TrainingJobName": "to')
+        (folder / "torn.part").write_text("{")
+    (state / "sagemaker" / "endpoint-config" / "orphaned.json").unlink()
+    [log] = (state / "logs/aws/sagemaker/TrainingJobs").glob("finished_*.log")
+    with log.open("ab") as lines:
+        lines.write(b"2026-11-30T12:00:00.000+00:00 caf\xc3")
+    (state / "jobs" / "torn" / "1" / "algo-1").mkdir(parents=True)
+    (state / "local.json").write_text('{"url": "http')
+
+
+def test_a_state_folder_with_files_cut_off_starts_and_says_what_is_gone(assembly, tmp_path):
+    with LocalCloud(assembly, tmp_path, speed=60) as cloud:
+        bucket, table = cloud.outputs["BucketName"], cloud.resources["Table"]
+        s3 = cloud.client("s3")
+        for key in ("kept", "kept.part", "newer"):
+            s3.put_object(Bucket=bucket, Key=key, Body=key.encode(), ChecksumAlgorithm="SHA256")
+        item = {"pk": {"S": "run"}, "sk": {"S": "r1"}}
+        cloud.client("dynamodb").put_item(TableName=table, Item=item)
+        training.create(cloud, "finished", loss="0.5")
+        training.ended(cloud, "finished")
+        endpoints.deploy(cloud, "orphaned")
+        machine = cloud.outputs["MachineArn"]
+        sfn = cloud.client("stepfunctions")
+        sfn.start_execution(stateMachineArn=machine, name="run-1", input="{}")
+    spoil(tmp_path, bucket, table)
+
+    said = []
+    for _ in range(2):  # what was cut off does not come back with the restart after
+        with LocalCloud(assembly, tmp_path, speed=60, report=said.append) as cloud:
+            s3 = cloud.client("s3")
+            for key, body in (
+                ("kept", b"kept"),
+                ("kept.part", b"kept.part"),
+                ("newer", b"newer than the journal"),
+            ):
+                assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == body
+            assert training.describe(cloud, "finished")["TrainingJobStatus"] == "Completed"
+            assert training.lines(cloud, "finished", "loss=") == ["loss=0.5;"]
+            assert endpoints.settled(cloud, "orphaned")["EndpointStatus"] == "Failed"
+            arn = machine.replace(":stateMachine:", ":execution:") + ":run-1"
+            sfn = cloud.client("stepfunctions")
+            assert sfn.describe_execution(executionArn=arn)["status"] == "ABORTED"
+    gone = [line for line in said if "was cut off" in line]
+    assert len(gone) == 9  # the table, and two records of each kind
+    assert (tmp_path / "dynamodb" / f"{table}.json.damaged").is_file()
+
+
+def test_a_note_whose_process_number_has_passed_to_another_is_stale(tmp_path):
+    here = Running.here("http://127.0.0.1:1", "http://127.0.0.1:1/_http", "us-east-1", {})
+    here.write(tmp_path)
+    assert Running.find(tmp_path) == here
+    dataclasses.replace(here, started=here.started - 3600).write(tmp_path)
+    with pytest.raises(NotRunningError, match="has ended"):
+        Running.find(tmp_path)
+    (tmp_path / "local.json").write_text('{"url": "http')
+    with pytest.raises(NotRunningError, match="damaged"):
+        Running.find(tmp_path)
 
 
 def test_large_versions_that_are_no_longer_current_are_forgotten(assembly, tmp_path):
@@ -134,7 +213,8 @@ def test_a_port_that_is_taken_leaves_nothing_locked(tmp_path):
         LocalCloud._running.acquire()
 
 
-def test_up_serves_until_down_and_leaves_no_child(assembly, tmp_path):
+@pytest.mark.parametrize("end", ["down", "Ctrl-C"])
+def test_up_serves_until_told_to_stop_and_leaves_no_child(assembly, tmp_path, end):
     command = [sys.executable, "-m", "local_aws", "up", "--port", "0"]
     command += ["--state-dir", str(tmp_path), "--assembly", str(assembly)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -150,7 +230,10 @@ def test_up_serves_until_down_and_leaves_no_child(assembly, tmp_path):
         assert interrupted.returncode == 0, interrupted.stdout
         until(lambda: running.ask("status")["jobs"] == {"worked": "InProgress/Training"})
         children = until(lambda: psutil.Process(process.pid).children(recursive=True))
-        assert grpohub(tmp_path, "down").returncode == 0  # SIGTERM; Ctrl-C takes the same path
+        if end == "down":
+            assert grpohub(tmp_path, "down").returncode == 0
+        else:
+            process.send_signal(signal.SIGINT)
         process.wait(timeout=30)
     finally:
         process.kill()
