@@ -135,10 +135,6 @@ def test_sigterm_saves_and_the_next_step_is_the_first(server, tmp_path, referenc
     same(job, reference(1))
 
 
-@pytest.mark.skip(
-    reason="a known defect: the toy job's rows differ from the reference by up to 0.19 (relative) "
-    "after the number of ranks changed; cause not found. Real stages: test_grpo_ranks.py"
-)
 @pytest.mark.timeout(900)
 def test_other_numbers_of_ranks_continue_within_rounding(server, tmp_path) -> None:
     """volcengine/verl#2265: another number of ranks failed with FileNotFoundError."""

@@ -54,7 +54,7 @@ def train_step(policy: Policy, world: World, step: int) -> float:
     x = torch.randn(ROWS, 16, generator=rows)[list(world.share(ROWS))]
     loss = ((policy.module(x) - x.roll(1, dims=1)) ** 2).sum() / ROWS
     policy.optimizer.zero_grad()
-    loss.backward()
+    (loss * world.size).backward()  # FSDP averages the ranks' gradients; their sum is wanted
     policy.optimizer.step()
     return float(world.total_tensor(loss.detach().clone()))
 
