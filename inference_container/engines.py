@@ -108,6 +108,8 @@ def _transformers(resolved: Resolved) -> Engine:
     for name in ("quantization", "reasoning_parser", "tool_call_parser"):
         if getattr(engine, name) is not None:
             raise StartError(f"deploy.engine.{name} needs vLLM, which this image does not have")
+    if "vision_config" in _config(settings.model):
+        raise StartError("a vision-language model needs vLLM, which this image does not have")
     document: dict[str, Any] = {
         "model": str(settings.model),
         "port": settings.port,
@@ -135,7 +137,7 @@ def tensor_parallel_size(model: Path, wanted: int | None, gpus: int) -> int:
     Raises:
         StartError: when the run file wants more than there are, or a number that does not divide.
     """
-    config = json.loads((model / "config.json").read_text())
+    config = _config(model)
     heads = int(config.get("text_config", config).get("num_attention_heads", 1))
     if wanted is not None:
         if gpus and wanted > gpus:
@@ -148,6 +150,11 @@ def tensor_parallel_size(model: Path, wanted: int | None, gpus: int) -> int:
             )
         return wanted
     return max(size for size in range(1, max(gpus, 1) + 1) if heads % size == 0)
+
+
+def _config(model: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return config
 
 
 def _rank(adapter: Path) -> int:

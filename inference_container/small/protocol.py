@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 __all__ = [
     "ChatRequest",
@@ -29,6 +29,9 @@ UNSUPPORTED = (
     "use_beam_search",
 )
 """Fields of vLLM that this server has no code for; ignoring them would change the answer."""
+
+MULTIMODAL = ("image_url", "image_pil", "image_embeds", "input_audio", "audio_url", "video_url")
+"""Types of content parts that vLLM takes and that are no text."""
 
 
 class RequestError(Exception):
@@ -108,12 +111,24 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One chat message; content parts other than text need a multimodal engine."""
+    """One chat message; content parts other than text need another engine."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[TextPart] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_only(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind in MULTIMODAL:
+                raise ValueError(
+                    f"{kind} is not supported: the transformers engine serves text only; images "
+                    "need vLLM and a vision-language model"
+                )
+        return content
 
     def plain(self) -> dict[str, Any]:
         """As chat templates read it."""

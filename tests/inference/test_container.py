@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -201,6 +202,18 @@ def test_a_bad_body_is_refused_with_a_reason(served: Served, name: str) -> None:
 def test_a_body_that_is_no_json_is_refused(served: Served, raw: bytes, kind: str | None) -> None:
     answer = served.container.request("/invocations", raw=raw, kind=kind)
     assert_refused(answer.status, answer.body)
+
+
+def test_an_image_for_a_text_model_is_refused_by_name(served: Served) -> None:
+    pixel = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # noqa: E501
+    parts = [
+        {"type": "image_url", "image_url": {"url": pixel}},
+        {"type": "text", "text": "What is this?"},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    answer = served.container.request("/invocations", {"messages": messages})
+    assert_refused(answer.status, answer.body)
+    assert re.search("image|multimodal", answer.json["error"]["message"])
 
 
 def assert_refused(status: int, body: bytes) -> None:

@@ -168,6 +168,16 @@ def test_settings_that_only_vllm_has_are_refused_without_it(
         choose_engine(resolved, gpus=0)
 
 
+def test_a_vision_language_model_is_refused_where_images_could_not_be_served(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    path = base / "model/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vision_config": {}}))
+    with pytest.raises(StartError, match="vision-language model needs vLLM"):
+        choose_engine(Resolved(settings_of(base), ("run",), {}, None), gpus=0)
+
+
 @pytest.mark.parametrize(("gpus", "size"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (8, 4)])
 def test_the_model_is_split_over_as_many_gpus_as_its_heads_allow(
     base: Path, gpus: int, size: int
