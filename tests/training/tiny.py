@@ -28,6 +28,7 @@ from transformers import (
 from contracts.run_spec import parse_run_spec
 from training_container.engine.distributed import single_process
 from training_container.engine.state import Best, Decision, PolicyWeights, TrainState
+from training_container.failure import write_atomically
 from training_container.trainer import StageInputs, run_stage
 
 Cell = tuple[int, int]
@@ -98,9 +99,9 @@ def sft_rows(pairs: Sequence[Pair], *, copies: int = 1, seed: int = 0) -> list[d
 
 
 def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Rows as a `.jsonl` file; its path."""
+    """Rows as a `.jsonl` file; its path. Whole at any time: ranks write the same one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
     return path
 
 
