@@ -29,6 +29,7 @@ __all__ = ["DamagedFileError", "Download", "Store", "StoreError", "s3_client"]
 _CHUNK = 1 << 20
 _MIB = 1 << 20
 _BODY_TRIES = 5
+_REFUSALS = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "NoSuchBucket"}
 Progress = Callable[[int], None]
 
 
@@ -37,6 +38,8 @@ class StoreError(StageError):
 
     def __init__(self, action: str, error: Exception) -> None:
         self.aws_code = _aws_code(error)
+        self.refused = self.aws_code in _REFUSALS
+        """Asking again will not help."""
         super().__init__(ExitCode.STORAGE, f"{action}: {self.aws_code}: {error}")
 
 

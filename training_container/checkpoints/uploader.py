@@ -3,8 +3,8 @@ upload.
 
 It takes finished steps from the spool, oldest first, uploads their files, checks the fence, and
 writes the host's flag last. SIGTERM asks it to finish what is there and leave. A failed step is
-tried again with growing pauses, then given up: no flag, a count in the status, and training goes
-on.
+tried again with growing pauses, unless S3 refused it, then given up: no flag, a count in the
+status, and training goes on.
 """
 
 from __future__ import annotations
@@ -133,13 +133,12 @@ class Uploader:
             except StageError as error:
                 log.warning("step %d, try %d: %s", spooled.step, attempt, error)
                 self._update(failures=self._status.failures + 1, last_error=str(error))
-                if attempt < self.config.tries:
-                    self._sleep(
-                        min(60.0, self.config.pause_seconds * 2 ** (attempt - 1)) * _jitter()
-                    )
-        else:
-            log.error("step %d is given up: no flag is written", spooled.step)
-            self._update(abandoned=[*self._status.abandoned, spooled.step])
+                refused = isinstance(error, StoreError) and error.refused
+                if refused or attempt == self.config.tries:
+                    log.error("step %d is given up: no flag is written", spooled.step)
+                    self._update(abandoned=[*self._status.abandoned, spooled.step])
+                    break
+                self._sleep(min(60.0, self.config.pause_seconds * 2 ** (attempt - 1)) * _jitter())
         self.spool.remove(spooled.step)
 
     def _upload_step(self, spooled: SpooledStep) -> None:
