@@ -28,7 +28,9 @@ from training_container.cluster.addresses import (
 from training_container.cluster.beacon import Beacon, ProgressReader, note_step
 from training_container.cluster.node import head_command, node_environment, worker_command
 from training_container.cluster.ticket import Ticket, publish_ticket, read_ticket
+from training_container.entrypoint import rank_variables
 from training_container.failure import StageError
+from training_container.sagemaker_env import SageMakerEnv
 
 STAGE = RunLayout("tiny-20260101-abc").stage(0, "strict")
 
@@ -61,6 +63,21 @@ def test_the_interface_is_the_platforms_and_must_exist() -> None:
     assert interface_of(None, "127.9.0.12") == "lo"
     with pytest.raises(StageError, match="no network interface 'eth7' here"):
         interface_of("eth7", "algo-1")
+
+
+def test_ranks_are_told_the_interface_and_the_leaders_address() -> None:
+    """`hiyouga/EasyR1#431`: NCCL and Gloo must not choose for themselves."""
+    env = SageMakerEnv(
+        base=Path("/opt/ml"), hyperparameters={}, hosts=("algo-1", "algo-2"),
+        current_host="algo-2", network_interface="eth0", channels={}, ranks_per_host=2,
+    )  # fmt: skip
+    ranks = rank_variables(env, {"OMP_NUM_THREADS": "3"}, ["10.0.0.1", 29500], "eth0")
+    assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("3", "1")]
+    for rank in ranks:
+        assert (rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"]) == ("4", "2")
+        assert rank["GLOO_SOCKET_IFNAME"] == rank["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("10.0.0.1", "29500")
+        assert rank["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_host_named_by_an_address_is_that_address_and_else_its_interfaces() -> None:
