@@ -4,8 +4,9 @@
 
 A causal language model trains on CPU or GPU; every second step is saved through the container's own
 checkpointer. The files are then uploaded by the container's own store to an S3 API on this machine
-and, when `s5cmd` is given or on the PATH, by s5cmd to the same API. The server (moto) is the same
-Python process for both and is itself the limit on a small machine, so only the ratio says anything.
+and, in turn, by `s5cmd` where it is given or on the PATH, else by boto3's `upload_file`, one file
+after another, as a script would. The server (moto) is the same Python process for both and is
+itself the limit on a small machine, so only the ratio says anything.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import boto3
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -89,30 +91,43 @@ def measure_stall(policy: Policy, spool: Spool, steps: int) -> dict[str, float]:
     }
 
 
-def measure_upload(server: S3Server, folder: Path, s5cmd: str | None) -> dict[str, float]:
-    """MB/s of our store and of s5cmd, alternating, best of three each."""
-    for name, value in server.environ().items():
-        os.environ[name] = value
-    files = [path for path in folder.rglob("*") if path.is_file()]
+def measure_upload(server: S3Server, folder: Path, s5cmd: str | None) -> dict[str, float | str]:
+    """MB/s of our store and of the other, alternating, best of three each."""
+    os.environ.update(server.environ())
+    files = {path: path.relative_to(folder).as_posix() for path in _files(folder)}
     size = sum(path.stat().st_size for path in files) / 1e6
-    store = Store(BUCKET)
-    ours, theirs = [], []
-    for turn in range(3):
-        keys = {path: f"ours/{turn}/{path.relative_to(folder)}" for path in files}
+    store, client = Store(BUCKET), boto3.client("s3")
+
+    def ours(turn: int) -> None:
+        store.upload({path: f"ours/{turn}/{name}" for path, name in files.items()})
+
+    def by_boto3(turn: int) -> None:
+        for path, name in files.items():
+            client.upload_file(str(path), BUCKET, f"theirs/{turn}/{name}")
+
+    def by_s5cmd(turn: int) -> None:
+        command = [str(s5cmd), "--endpoint-url", server.endpoint, "cp", "--concurrency", "8",
+                   "--part-size", "16", f"{folder}/", f"s3://{BUCKET}/theirs/{turn}/"]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def rate(upload: Callable[[int], None], turn: int) -> float:
         started = time.perf_counter()
-        store.upload(keys)
-        ours.append(size / (time.perf_counter() - started))
-        if s5cmd:
-            command = [s5cmd, "--endpoint-url", server.endpoint, "cp", "--concurrency", "8",
-                       "--part-size", "16", f"{folder}/", f"s3://{BUCKET}/t/{turn}/"]  # fmt: skip
-            started = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            theirs.append(size / (time.perf_counter() - started))
-    result = {"megabytes": size, "upload_mb_per_second": max(ours)}
-    if theirs:
-        result["s5cmd_mb_per_second"] = max(theirs)
-        result["upload_ratio_to_s5cmd"] = max(ours) / max(theirs)
-    return result
+        upload(turn)
+        return size / (time.perf_counter() - started)
+
+    rates = [(rate(ours, turn), rate(by_s5cmd if s5cmd else by_boto3, turn)) for turn in range(3)]
+    own, other = (max(found) for found in zip(*rates, strict=True))
+    return {
+        "megabytes": size,
+        "upload_mb_per_second": own,
+        "other": "s5cmd" if s5cmd else "boto3 upload_file",
+        "other_mb_per_second": other,
+        "upload_ratio_to_other": own / other,
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
