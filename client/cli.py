@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from client import endpoint_commands, run_commands, submit_commands
+from client import endpoint_commands, reward_commands, run_commands, submit_commands
 from client.console import State, out, reported_errors, show_json
 from client.run_files import prepare
 from contracts.problems import InvalidInputError
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (submit_commands.app, run_commands.app, endpoint_commands.app):
+for part in (submit_commands.app, run_commands.app, endpoint_commands.app, reward_commands.app):
     app.add_typer(part)
 
 

@@ -35,7 +35,6 @@ from contracts.api import (
     RecipeList,
     RecipeView,
     RewardCatalogue,
-    RewardTestView,
     RunPage,
     RunSummary,
     RunView,
@@ -43,6 +42,8 @@ from contracts.api import (
     TimelinePage,
     ValidationView,
 )
+from contracts.problems import InvalidInputError, Problem
+from contracts.reward_trial import RewardTestRequest, RewardTestView
 from contracts.states import RunState, is_terminal
 
 __all__ = ["ApiError", "Hub", "RunFailedError", "UnreachableError"]
@@ -321,20 +322,9 @@ class Hub:
         """The built-in rewards."""
         return self._get(RewardCatalogue, "/rewards")
 
-    def test_reward(
-        self,
-        source: str,
-        function: str,
-        samples: list[dict[str, Any]],
-        parameters: Mapping[str, Any] | None = None,
-    ) -> RewardTestView:
-        """Run a reward file on samples in the hub's sandbox."""
-        body = {
-            "file": source,
-            "function": function,
-            "samples": samples,
-            "parameters": dict(parameters or {}),
-        }
+    def test_rewards(self, request: RewardTestRequest) -> RewardTestView:
+        """Score sample answers with reward sources in the hub's sandbox."""
+        body = request.model_dump(mode="json", exclude_defaults=True)
         return self._send(RewardTestView, "POST", "/rewards:test", body)
 
     def recipes(self) -> list[str]:

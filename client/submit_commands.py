@@ -1,11 +1,11 @@
-"""Commands that send something: submit, upload, recipes, rewards."""
+"""Commands that send something: submit, upload, recipes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +20,7 @@ from rich.progress import (
     TextColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
-from client.columns import DataError, first_rows
 from client.console import (
     EXIT_FAILED,
     EXIT_INVALID,
@@ -34,24 +32,20 @@ from client.console import (
     state_of,
 )
 from client.hub import Hub
-from client.render import duration_text
 from client.run_commands import show_run
 from client.run_files import PreparedRun, prepare
 from client.upload import Progress as Told
 from client.upload import Uploader, content_sha256, input_key
 from client.watch import Watch, exit_code
-from contracts.api import RewardTestView, RunView
+from contracts.api import RunView
 from contracts.layout import join_uri, upload_error_key
 from contracts.problems import InvalidInputError, Problem
-from contracts.stages import GrpoStage
 
 __all__ = ["app"]
 
 app = typer.Typer()
 recipes = typer.Typer(help="Run files that an uploaded data file starts.", no_args_is_help=True)
-rewards = typer.Typer(help="Built-in rewards, and dry runs of your own.", no_args_is_help=True)
 app.add_typer(recipes, name="recipes")
-app.add_typer(rewards, name="rewards")
 
 RunFile = Annotated[Path, typer.Argument(help="A run file.")]
 
@@ -240,88 +234,3 @@ def delete_recipe(context: typer.Context, name: str) -> None:
     with reported_errors(), state_of(context).hub() as hub:
         hub.delete_recipe(name)
     out.print(f"deleted {escape(name)}")
-
-
-@rewards.command("list")
-def list_rewards(context: typer.Context) -> None:
-    """The built-in rewards."""
-    with reported_errors(), state_of(context).hub() as hub:
-        catalogue = hub.rewards()
-    if state_of(context).as_json:
-        show_json(catalogue)
-        return
-    for item in catalogue.rewards:
-        out.print(f"[bold]{item.name}[/bold]  {escape(item.summary)}")
-
-
-@rewards.command("test")
-def try_rewards(
-    context: typer.Context,
-    file: RunFile,
-    data: Annotated[
-        Path | None, typer.Option(help="Rows to score; default the stage's own training data.")
-    ] = None,
-    completions: Annotated[
-        str, typer.Option(help="Column with the answers to score; default the reference answer.")
-    ] = "",
-    rows: Annotated[int, typer.Option(min=1, max=64, help="How many rows.")] = 8,
-) -> None:
-    """Run a run file's reward files on real rows in the hub's sandbox, before any training."""
-    with reported_errors(), state_of(context).hub() as hub:
-        prepared = prepare(file)
-        results: dict[str, RewardTestView] = {}
-        for stage in prepared.spec.stages:
-            if not isinstance(stage, GrpoStage):
-                continue
-            for source in stage.rewards:
-                if source.file is None or source.function is None:
-                    continue
-                path = data or file.parent / stage.data.train
-                samples = list(_samples(path, stage, completions, rows))
-                text = prepared.files[source.file]
-                results[f"{stage.name}/{source.name}"] = hub.test_reward(
-                    text, source.function, samples, source.parameters
-                )
-    if state_of(context).as_json:
-        show_json({name: view.model_dump(mode="json") for name, view in results.items()})
-    elif not results:
-        out.print("this run file names no reward files; built-in rewards need no test")
-    else:
-        out.print(_reward_table(results))
-    if any(view.error or view.problems for view in results.values()):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _samples(
-    path: Path, stage: GrpoStage, completions: str, count: int
-) -> Iterator[dict[str, Any]]:
-    """Rows of a data file as samples of the dry run."""
-    answer = stage.data.answer
-    column = completions or answer
-    try:
-        for row in first_rows(path, count):
-            if column is None or column not in row:
-                reason = "has no column with answers to score"
-                problem = Problem(str(path), column, reason, "Name one with --completions.")
-                raise InvalidInputError([problem], subject="data")
-            truth = None if answer is None else row.get(answer)
-            yield {**row, "completion": row[column], "ground_truth": truth}
-    except (DataError, OSError) as error:
-        problem = Problem(str(path), None, str(error), "Name local data with --data.")
-        raise InvalidInputError([problem], subject="data") from error
-
-
-def _reward_table(results: Mapping[str, RewardTestView]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("source", "scores", "time", "error"):
-        table.add_column(column, overflow="fold")
-    for name, view in results.items():
-        scores = "" if view.scores is None else ", ".join(_score(score) for score in view.scores)
-        errors = [f"{p.reason} ({p.fix})" for p in view.problems]
-        errors += [view.error] if view.error else []
-        table.add_row(name, scores, duration_text(view.seconds), escape("; ".join(errors)))
-    return table
-
-
-def _score(score: float | None) -> str:
-    return "none" if score is None else f"{score:.4g}"

@@ -36,8 +36,6 @@ __all__ = [
     "RecipeRequest",
     "RecipeView",
     "RewardCatalogue",
-    "RewardTestRequest",
-    "RewardTestView",
     "RewardView",
     "RunPage",
     "RunSummary",
@@ -352,28 +350,6 @@ class RewardCatalogue(ApiModel):
     """`GET /rewards`."""
 
     rewards: list[RewardView]
-
-
-class RewardTestRequest(ApiModel):
-    """`POST /rewards:test`: check a reward file, then call its function on samples in a sandbox."""
-
-    file: str
-    """The file's text."""
-    function: str
-    samples: Annotated[list[dict[str, Any]], Field(max_length=64)] = []
-    """Each `{"completion": str, "ground_truth": str|null, ...dataset columns}`; none: static check
-    only."""
-    parameters: dict[str, Any] = {}
-
-
-class RewardTestView(ApiModel):
-    """Problems found without running it, and scores (null: the source abstained) or the error from
-    running it."""
-
-    problems: list[ProblemView] = []
-    scores: list[float | None] | None = None
-    error: str | None = None
-    seconds: float | None = None
 
 
 class RecipeRequest(ApiModel):

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from contracts.problems import Problem, nearest
+from contracts.rewards import RewardSpec
 from contracts.stages import GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
 
-__all__ = ["BUILT_IN_REWARDS", "cross_field_problems", "template_variables"]
+__all__ = ["BUILT_IN_REWARDS", "cross_field_problems", "reward_problems", "template_variables"]
 
 BUILT_IN_REWARDS: tuple[str, ...] = (
     "think_answer_format",
@@ -49,7 +50,7 @@ def cross_field_problems(spec: RunSpec, *, known_instances: Sequence[str]) -> It
         yield from _start_from(stage, path, spec.stages[:index])
         yield from _data(stage, path)
         if isinstance(stage, GrpoStage):
-            yield from _rewards(stage, path)
+            yield from reward_problems(stage.rewards, f"{path}.rewards")
             yield from _grpo(stage, path)
         names.append(stage.name)
     yield from _tags(spec)
@@ -165,10 +166,11 @@ def _data(stage: AnyStage, path: str) -> Iterator[Problem]:
         )
 
 
-def _rewards(stage: GrpoStage, path: str) -> Iterator[Problem]:
-    names = [source.name for source in stage.rewards]
-    for index, source in enumerate(stage.rewards):
-        where = f"{path}.rewards[{index}]"
+def reward_problems(sources: Sequence[RewardSpec], path: str) -> Iterator[Problem]:
+    """Problems of a stage's reward sources as a whole; ``path`` is where they stand."""
+    names = [source.name for source in sources]
+    for index, source in enumerate(sources):
+        where = f"{path}[{index}]"
         if source.name in names[:index]:
             yield Problem(
                 f"{where}.name",
@@ -186,9 +188,9 @@ def _rewards(stage: GrpoStage, path: str) -> Iterator[Problem]:
                 "is not another source of this stage",
                 f"Name one of {', '.join(name for name in names if name != source.name)}.",
             )
-    if all(source.weight == 0 for source in stage.rewards):
+    if all(source.weight == 0 for source in sources):
         yield Problem(
-            f"{path}.rewards",
+            path,
             0,
             "every weight is 0, so nothing is rewarded",
             "Give at least one source a weight other than 0.",

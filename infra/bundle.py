@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "BUILD",
@@ -24,6 +26,8 @@ __all__ = [
     "BundleError",
     "code_folder",
     "layer_folder",
+    "reward_code_folder",
+    "reward_layer_folder",
     "staged_folder",
 ]
 
@@ -32,6 +36,9 @@ BUILD = REPOSITORY / "build" / "staged"
 PYTHON_VERSION = "3.13"
 PLATFORM = "manylinux2014_aarch64"
 CODE_PACKAGES = ("contracts", "lambdas")
+REWARD_CODE = ("contracts", "training_container/__init__.py", "training_container/rewards")
+REWARD_LIBRARIES = ("jsonschema", "math-verify")
+"""What the built-in rewards import, out of the trainer's requirements."""
 
 LAYER_SERVICES = (
     "application-autoscaling",
@@ -62,6 +69,11 @@ def code_folder() -> Path:
     return staged_folder("code", CODE_PACKAGES)
 
 
+def reward_code_folder() -> Path:
+    """A folder with the trainer's reward plane, for the function that tries rewards out."""
+    return staged_folder("reward-code", REWARD_CODE)
+
+
 def staged_folder(name: str, sources: Iterable[str]) -> Path:
     """A copy of some of the repository's files and folders, and nothing else, without caches."""
     files = []
@@ -88,12 +100,33 @@ def layer_folder() -> Path:
     Raises:
         BundleError: with pip's words, when a library is not in the cache and cannot be fetched.
     """
-    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = sorted([*pyproject["dependencies"], *pyproject["optional-dependencies"]["lambdas"]])
+    project = _project()
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["lambdas"]]
+    return _libraries("layer", wanted)
+
+
+def reward_layer_folder() -> Path:
+    """The same with what reward code needs. Raises BundleError."""
+    project = _project()
+    wanted = [
+        line
+        for line in project["optional-dependencies"]["train"]
+        if re.match(r"[\w-]+", line)[0] in REWARD_LIBRARIES  # type: ignore[index]
+    ]
+    return _libraries("reward-layer", [*project["dependencies"], *wanted])
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def _libraries(name: str, wanted: list[str]) -> Path:
+    wanted = sorted(wanted)
     constraints = REPOSITORY / "constraints.txt"
     digest = hashlib.sha256(constraints.read_bytes())
     digest.update(repr((wanted, LAYER_SERVICES, PLATFORM, PYTHON_VERSION)).encode())
-    folder = BUILD / f"layer-{digest.hexdigest()[:16]}"
+    folder = BUILD / f"{name}-{digest.hexdigest()[:16]}"
 
     def build(into: Path) -> None:
         _install(wanted, constraints, into / "python")
@@ -136,10 +169,15 @@ def _install(wanted: list[str], constraints: Path, target: Path) -> None:
 
 def _strip(packages: Path) -> None:
     """Remove what no function imports. The metadata folders stay: importlib.metadata reads them."""
-    for folder in (packages / "botocore" / "data").iterdir():
+    for folder in (packages / "botocore" / "data").glob("*"):
         if folder.is_dir() and folder.name not in LAYER_SERVICES:
             shutil.rmtree(folder)
-    for folder in [*packages.glob("*-stubs"), *packages.rglob("__pycache__"), packages / "bin"]:
+    unused = [
+        *packages.glob("*-stubs"),
+        *packages.rglob("__pycache__"),
+        *packages.glob("*/**/tests"),
+    ]
+    for folder in [*unused, packages / "bin", packages / "share"]:
         shutil.rmtree(folder, ignore_errors=True)
     for file in packages.rglob("*.pyi"):
         os.remove(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
@@ -12,7 +13,12 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.bundle import code_folder, layer_folder
+from infra.bundle import (
+    code_folder,
+    layer_folder,
+    reward_code_folder,
+    reward_layer_folder,
+)
 from infra.logs import log_group
 from infra.options import StackOptions
 from infra.permissions import acknowledge, acknowledge_wildcards, allow, allow_key
@@ -127,16 +133,27 @@ class Functions(Construct):
     def __init__(self, scope: Construct, id: str, *, surroundings: Surroundings) -> None:
         super().__init__(scope, id)
         self._in = surroundings
-        self._code = lambda_.Code.from_asset(str(code_folder()))
-        self._layer = lambda_.LayerVersion(
+        layer = self._build_layer(
+            "Libraries", layer_folder(), "boto3, pydantic, Powertools, Jinja2"
+        )
+        reward_layer = self._build_layer(
+            "RewardLibraries", reward_layer_folder(), "pydantic, math-verify, jsonschema"
+        )
+        self._bundles = {
+            "lambdas": (lambda_.Code.from_asset(str(code_folder())), layer),
+            "rewards": (lambda_.Code.from_asset(str(reward_code_folder())), reward_layer),
+        }
+        self.by_name = {row.name: self._build(row) for row in table.FUNCTIONS}
+
+    def _build_layer(self, id: str, folder: Path, holds: str) -> lambda_.LayerVersion:
+        return lambda_.LayerVersion(
             self,
-            "Libraries",
-            description="boto3, pydantic, Powertools, Jinja2 as pinned in constraints.txt",
-            code=lambda_.Code.from_asset(str(layer_folder())),
+            id,
+            description=f"{holds} as pinned in constraints.txt",
+            code=lambda_.Code.from_asset(str(folder)),
             compatible_architectures=[lambda_.Architecture.ARM_64],
             compatible_runtimes=[lambda_.Runtime.PYTHON_3_13],
         )
-        self.by_name = {row.name: self._build(row) for row in table.FUNCTIONS}
 
     def _build(self, row: table.Function) -> HubFunction:
         by_events = bool(row.rules or row.schedule_minutes)
@@ -150,6 +167,7 @@ class Functions(Construct):
             options=self._in.options,
         )
         environment = self._in.environment()
+        code, layer = self._bundles[row.code]
         function = lambda_.Function(
             self,
             row.construct_id,
@@ -157,8 +175,8 @@ class Functions(Construct):
             description=row.description,
             runtime=lambda_.Runtime.PYTHON_3_13,
             architecture=lambda_.Architecture.ARM_64,
-            code=self._code,
-            layers=[self._layer],
+            code=code,
+            layers=[layer],
             handler=row.handler,
             timeout=cdk.Duration.seconds(row.timeout),
             memory_size=row.memory,

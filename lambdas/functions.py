@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "COMMON_ENVIRONMENT",
@@ -49,7 +49,8 @@ class EventRule:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One Lambda function; its handler is `lambdas.handlers.<name>.handler`."""
+    """One Lambda function; its handler is `lambdas.handlers.<name>.handler` unless it has its own
+    code."""
 
     name: str
     description: str
@@ -67,9 +68,14 @@ class Function:
     """HTTP API route keys, IAM auth."""
     state_machine_task: bool = False
     """Invoked by the state machine."""
+    code: Literal["lambdas", "rewards"] = "lambdas"
+    """What its zip holds: this package, or the trainer's reward plane."""
 
     @property
     def handler(self) -> str:
+        """Where Lambda finds it in the zip."""
+        if self.code == "rewards":
+            return f"training_container.rewards.{self.name}.handler"
         return f"lambdas.handlers.{self.name}.handler"
 
     @property
@@ -469,11 +475,14 @@ FUNCTIONS: tuple[Function, ...] = (
     ),
     Function(
         name="reward_dry_run",
-        description="Run a user's reward function on samples. Holds no permission but to log.",
-        timeout=25,
-        memory=512,
+        description="Try reward sources on sample answers. Holds no permission but to log.",
+        # API Gateway gives up after 30 s; the sandbox's own deadlines end before this.
+        timeout=28,
+        # 1769 MB buy one whole vCPU, without which SymPy takes 10 s to import.
+        memory=1769,
         environment=(),
         permissions=(),
+        code="rewards",
     ),
 )  # fmt: skip
 

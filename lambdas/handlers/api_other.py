@@ -14,17 +14,16 @@ from contracts.api import (
     RecipeRequest,
     RecipeView,
     RewardCatalogue,
-    RewardTestRequest,
-    RewardTestView,
     RewardView,
 )
 from contracts.layout import recipe_file_key, recipe_files_prefix, recipe_key
 from contracts.reward_catalogue import REWARD_SUMMARIES
-from contracts.reward_files import check_reward_file
+from contracts.reward_trial import RewardTestRequest, RewardTestView
 from lambdas.adapters.functions import invoke_function
 from lambdas.errors import NotFoundError
 from lambdas.hub import hub
 from lambdas.logic.recipes import check_new_recipe
+from lambdas.logic.reward_requests import trial_problems
 from lambdas.logic.views import problem_view
 from lambdas.settings import read_setting
 
@@ -37,16 +36,9 @@ def list_rewards() -> RewardCatalogue:
     return RewardCatalogue(rewards=rewards)
 
 
-@router.post("/rewards:test", tags=["rewards"], summary="Check a reward file and try it out")
+@router.post("/rewards:test", tags=["rewards"], summary="Try reward sources on sample answers")
 def test_reward(body: RewardTestRequest) -> RewardTestView:
-    columns = sorted({name for sample in body.samples for name in sample})
-    problems = check_reward_file(
-        body.file,
-        body.function,
-        path="file",
-        columns=columns if body.samples else None,
-        parameters=tuple(body.parameters),
-    )
+    problems = list(trial_problems(body))
     if problems or not body.samples:
         return RewardTestView(problems=[problem_view(problem) for problem in problems])
     name = read_setting("REWARD_DRY_RUN_FUNCTION")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.app import REPOSITORY, synthesise
-from infra.bundle import layer_folder
+from infra.bundle import layer_folder, reward_layer_folder
 
 GUARDED = {
     "stack_name": "Second",
@@ -66,6 +66,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     libraries are there.
     """
     layer_folder()
+    reward_layer_folder()
     folder = tmp_path_factory.mktemp("assembly")
     environment = {
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},

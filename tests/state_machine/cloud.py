@@ -8,6 +8,8 @@ import importlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -172,6 +174,8 @@ class Cloud:
     def invoke(self, name: str, event: dict[str, Any]) -> Any:
         """Run a handler here, as Lambda would."""
         self.invocations[name] += 1
+        if function(name).code == "rewards":
+            return _run_reward_function(event)
         module = importlib.import_module(f"lambdas.handlers.{name}")
         assert module.handler is not None
         assert function(name).name == name
@@ -462,6 +466,24 @@ def _with_times(description: dict[str, Any]) -> dict[str, Any]:
         for key, value in description.items()
         if key != "SecondaryStatusTransitions"
     }
+
+
+def _run_reward_function(event: dict[str, Any]) -> Any:
+    """The function whose code is the trainer's: in a process of its own, from which it hides."""
+    script = (
+        "import json, sys\n"
+        "from training_container.rewards.reward_dry_run import handler\n"
+        "print(json.dumps(handler(json.load(sys.stdin), None)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(event),
+        env={**os.environ, "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
 
 
 def _forget_clients() -> None:

@@ -181,15 +181,36 @@ def test_attempts_and_checkpoints_show_what_happened(cloud: Cloud) -> None:
     assert attempt["outcome"] == "completed"
 
 
-def test_a_reward_is_tried_out_in_a_sandbox(cloud: Cloud) -> None:
+def test_rewards_are_tried_out_in_the_trainer_s_sandbox(cloud: Cloud) -> None:
     samples = [{"completion": "4", "answer": "4"}, {"completion": "5", "answer": "4"}]
-    body = {"file": REWARD, "function": "score", "samples": samples}
+    mine = {"name": "mine", "weight": 2.0, "file": "r.py", "function": "score"}
+    judge = {"name": "judge", "weight": 1.0, "judge": {"endpoint": {"url": "http://judge/v1"}}}
+    body = {"rewards": [mine, judge], "files": {"r.py": REWARD}, "samples": samples}
     status, document = cloud.api("POST", "/v1/rewards:test", body)
-    assert (status, document["scores"]) == (200, [1.0, 0.0])
-    body["file"] = "def score(completions, nope): pass"
+    assert status == 200
+    scored, refused = document["sources"]
+    assert (scored["state"], scored["scores"]) == ("scored", [1.0, 0.0])
+    assert scored["contained"].keys() == {"network", "files", "credentials", "processes"}
+    assert refused["state"] == "refused"
+    assert "reaches none" in refused["reason"]
+    assert document["rewards"] == [2.0, 0.0]
+
+
+def test_what_is_wrong_with_a_reward_is_said_without_running_it(cloud: Cloud) -> None:
+    mine = {"name": "mine", "weight": 1.0, "file": "r.py", "function": "score"}
+    body: dict[str, Any] = {
+        "rewards": [mine, {"name": "mine", "weight": 1.0, "function": "exactmatch"}],
+        "files": {"r.py": "def score(completions, nope): pass", "../x.py": ""},
+        "samples": [{"completion": 4, "answer": "4"}],
+    }
     _, document = cloud.api("POST", "/v1/rewards:test", body)
-    assert "nope" in str(document["problems"])
-    assert document["scores"] is None
+    assert [problem["path"] for problem in document["problems"]] == [
+        "files.../x.py", "rewards[1].name", "rewards[1].function", "r.py", "samples[0].completion",
+    ]  # fmt: skip
+    assert document["sources"] == []
+    body["files"] = {}
+    _, document = cloud.api("POST", "/v1/rewards:test", body)
+    assert document["problems"][-2]["reason"] == "is not in the request"
 
 
 def test_a_model_of_an_earlier_run_is_a_base_model(cloud: Cloud) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from client.cli import app
 from contracts.rewards import RewardSpec
-from tests.training import tiny
 from tests.training.reward_models import save_classifier
-from training_container.rewards.__main__ import main
 from training_container.rewards.interface import PlaneResult, RewardRequest, Sample
 from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import SourceContext
@@ -101,52 +101,32 @@ def test_the_page_names_every_built_in() -> None:
     assert [name for name in built_ins() if f"`{name}`" not in PAGE] == []
 
 
-# --- the try-out command -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    stage = tiny.grpo_stage()
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tiny.run_document(stage)))
-    tiny.write_jsonl(tmp_path / "rows.jsonl", tiny.grpo_rows(tiny.all_pairs()[:3]))
-    return path
-
-
-def test_the_command_prints_a_table_of_scores(
-    run_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers = run_file.with_name("answers.jsonl")
-    start, goal = tiny.all_pairs()[0]
-    import random
-
-    good = tiny.answer(start, goal, random.Random(0))
-    answers.write_text(json.dumps(good) + "\n" + json.dumps({"completion": "bad"}) + "\n")
-    rows = str(run_file.with_name("rows.jsonl"))
-    assert main([str(run_file), "--rows", rows, "--answers", str(answers), "--limit", "2"]) == 0
-    table = capsys.readouterr().out.splitlines()
-    assert table[0].split() == ["answer", "format", "grid"]
-    assert table[1].split()[-2:] == ["1", "1"]
-    assert table[2].split() == ["bad", "0", "0"]
-    assert main([str(run_file), "--rows", rows, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["sources"]["grid"]["weight"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rows", "none.jsonl"], "no data at"),
-        (["--rows", "rows.jsonl", "--stage", "sft"], "GRPO stages: strict"),
-        (["--rows", "rows.jsonl", "--answers", "rows.jsonl"], "line 1: KeyError"),
-    ],
-)
-def test_the_command_says_what_is_wrong(
-    run_file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(run_file.parent)
-    assert main([str(run_file), *arguments]) == 1
-    assert message in capsys.readouterr().err
+def test_the_try_out_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
+    """The first console block, typed as it stands beside the files it names."""
+    block = blocks("console")[0]
+    command = block.splitlines()[0].removeprefix("$ grpohub ").split()
+    stage = {
+        "name": "only",
+        "method": "grpo",
+        "data": {"train": "train.jsonl"},
+        "rewards": yaml.safe_load(blocks("yaml")[0])["rewards"],
+        "max_steps": 1,
+    }
+    document = {
+        "name": "page",
+        "model": {"source": "hub/model"},
+        "stages": [stage],
+        "compute": {"ladder": [{"instance_type": "ml.g6e.2xlarge"}]},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(document))
+    row = {"problem": "From (0, 0) to (0, 1)?", "answer": GRID}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
+    right = "<think>a</think><answer>[{'action': ['RIGHT']}]</answer>"
+    (tmp_path / "answers.jsonl").write_text(json.dumps(right) + "\n" + json.dumps("RIGHT"))
+    command = [str(tmp_path / part) if "." in part else part for part in command]
+    printed = CliRunner().invoke(app, command).stdout.splitlines()
+    shown = [line for line in block.splitlines()[1:] if line]
+    timeless = re.compile(r"\d+\.\d+ s")
+    assert [timeless.sub("", line).rstrip() for line in printed if line] == [
+        timeless.sub("", line).rstrip() for line in shown
+    ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 import pytest
 
 from contracts.rewards import RewardSpec
+from tests.training.refusals import LANDLOCK, UNSHARE, refusing
 from training_container.rewards.interface import (
     FailureKind,
     RewardConfigError,
@@ -34,7 +34,6 @@ from training_container.rewards.interface import (
 )
 from training_container.rewards.sources import PoolSource, SourceContext, build_source
 
-_UNSHARE, _LANDLOCK = {"x86_64": 272}.get(platform.machine(), 97), 444
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
@@ -92,7 +91,7 @@ def test_what_the_host_grants_is_used_and_reported(bench: Bench) -> None:
     """The attacks below are skipped where a means is refused; this test keeps that honest."""
     unshare = "import ctypes; raise SystemExit(ctypes.CDLL(None).unshare(0x78000000) != 0)"
     namespaces = subprocess.run([sys.executable, "-c", unshare], check=False).returncode == 0
-    landlock = ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), 1)
+    landlock = ctypes.CDLL(None).syscall(LANDLOCK, None, ctypes.c_size_t(0), 1)
     spaces = ("net", "pid", "user", "ipc")
     source = bench.source(
         f"""
@@ -517,22 +516,9 @@ def test_a_forged_frame_loses_the_batch_and_nothing_else(bench: Bench, frames: l
 
 # --- hosts that refuse some of the means ------------------------------------------------------
 
-_UNDER_A_FILTER = """
-import ctypes, struct, sys
+_RUN_TESTS = """
+import sys
 import pytest
-from training_container.rewards import confine
-
-code = [(confine._LOAD, 0, 0, 0)]
-for number, error in {refused}:
-    code += [(confine._JUMP_EQUAL, 0, 1, number), (confine._RETURN, 0, 0, confine._ERRNO | error)]
-code += [(confine._RETURN, 0, 0, confine._ALLOW)]
-program = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
-buffer = ctypes.create_string_buffer(program, len(program))
-descriptor = struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer))
-holder = ctypes.create_string_buffer(descriptor)
-confine._drop_capabilities()
-confine._prctl(confine._PR_SET_NO_NEW_PRIVS, 1)
-assert confine._prctl(confine._PR_SET_SECCOMP, 2, ctypes.addressof(holder)) == 0
 sys.exit(pytest.main([{file!r}, "-v", "-p", "no:cacheprovider", "-k", {which!r}]))
 """
 
@@ -541,20 +527,20 @@ sys.exit(pytest.main([{file!r}, "-v", "-p", "no:cacheprovider", "-k", {which!r}]
     ("refused", "which", "skipped"),
     [
         pytest.param(
-            [(_UNSHARE, errno.EPERM)],
+            [(UNSHARE, errno.EPERM)],
             "unless_declared or no_way_round or proc or allow_list or signalled or outlive",
             "",
             id="Docker's profile: no namespaces",
         ),
         pytest.param(
-            [(_LANDLOCK, errno.ENOSYS)],
+            [(LANDLOCK, errno.ENOSYS)],
             "unless_declared or no_way_round or proc or signalled",
             "",
             id="an old kernel: no Landlock",
             marks=pytest.mark.long,
         ),
         pytest.param(
-            [(_UNSHARE, errno.EPERM), (_LANDLOCK, errno.ENOSYS)],
+            [(UNSHARE, errno.EPERM), (LANDLOCK, errno.ENOSYS)],
             "unless_declared or no_way_round or allow_list or outlive",
             "1 skipped",
             id="neither",
@@ -565,8 +551,8 @@ sys.exit(pytest.main([{file!r}, "-v", "-p", "no:cacheprovider", "-k", {which!r}]
 def test_the_other_means_hold_where_a_host_refuses_one(
     refused: list[tuple[int, int]], which: str, skipped: str
 ) -> None:
-    script = _UNDER_A_FILTER.format(
-        refused=refused, file=__file__, which=f"({which}) and not refuses_one"
+    script = refusing(refused) + _RUN_TESTS.format(
+        file=__file__, which=f"({which}) and not refuses_one"
     )
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False

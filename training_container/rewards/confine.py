@@ -103,10 +103,13 @@ def adopt_orphans() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def lock_down(limits: Limits, namespaces: frozenset[str], refusal: str) -> Mapping[str, str]:
+def lock_down(
+    limits: Limits, namespaces: frozenset[str], refusal: str, trainer: int
+) -> Mapping[str, str]:
     """Apply layers 2 to 5 to this process and its future children; irreversible.
 
-    Returns what is contained and how, by area, for logs and for people.
+    ``trainer`` is the process that holds the job's credentials. Returns what is contained and how,
+    by area, for logs and for people.
     """
     if not sys.platform.startswith("linux"):
         _set_limits(limits, namespaces)
@@ -118,17 +121,24 @@ def lock_down(limits: Limits, namespaces: frozenset[str], refusal: str) -> Mappi
     _set_limits(limits, namespaces)
     seccomp_refusal = _filter_system_calls(limits.network, own_pids="pid" in namespaces)
     network = _network_report(limits.network, namespaces, refusal, seccomp_refusal)
-    walled = "user" in namespaces or landlock
     return {
         "network": network,
         "files": f"allow-list (Landlock {landlock})" if landlock else f"open ({landlock_refusal})",
-        "credentials": "variables removed; the trainer's process is out of reach"
-        if walled
-        else "variables removed; the trainer's process has the same user and is not hidden",
+        "credentials": "variables removed; the process that holds them "
+        + ("can be read" if _can_read_environment(trainer) else "is out of reach"),
         "processes": "own PID namespace"
         if "pid" in namespaces
         else f"own process group ({refusal})",
     }
+
+
+def _can_read_environment(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/environ", "rb") as variables:
+            variables.read(1)
+    except OSError:
+        return False
+    return True
 
 
 def _network_report(

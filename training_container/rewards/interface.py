@@ -5,6 +5,7 @@ B = samples of a batch (prompts x group size), K = reward sources of the stage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -177,3 +178,12 @@ class PlaneResult:
     """Samples that no source scored; they take no part in the group's statistics."""
     metrics: dict[str, float]
     """`reward/<source>`, `reward/<source>/std`, `.../failure_rate`, `.../seconds` and so on."""
+
+    def fused(self) -> list[float | None]:
+        """Weighted sum over the sources that scored a sample, None where none did: what
+        `engine.advantages.fuse_rewards` makes of the scores, without torch."""
+        rewards: list[float | None] = []
+        for scores in self.scores_B_K:
+            known = [(w, s) for w, s in zip(self.weights, scores, strict=True) if not math.isnan(s)]
+            rewards.append(sum(weight * score for weight, score in known) if known else None)
+        return rewards

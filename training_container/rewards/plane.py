@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,9 @@ _GRACE_SECONDS = 30.0
 """Sources keep their own deadline; past this one they are taken to hang."""
 _ZERO_BATCHES = 5
 _LOGGED_CHARACTERS = 2000
+
+
+_Policy = Callable[[RewardSpec, Scores], list[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class RewardPlane:
         Raises RewardConfigError when a source fails on every sample, whatever its policy.
         """
         request = RewardRequest(tuple(samples), phase="dry_run")
-        result = self._assemble(request, self._run_all(request), final=False)
+        result = self._assemble(request, self._finished(request), _as_they_are)
         for source in result.sources:
             if samples and len(source.failures) == len(samples):
                 failure = source.failures[0]
@@ -116,15 +119,46 @@ class RewardPlane:
                 )
         return result
 
+    def try_out(self, samples: Sequence[Sample]) -> tuple[PlaneResult, dict[str, str]]:
+        """Score samples for a person to look at: no source's fault hides what the others say.
+
+        Returns the scores under each source's policy, and by name the reason for which training
+        would end. Raises RewardError when a source hangs past its deadline.
+        """
+        request = RewardRequest(tuple(samples), phase="dry_run")
+        scored = self._run_all(request)
+        ends = {
+            spec.name: repr(one.error)
+            for spec, one in zip(self._specs, scored, strict=True)
+            if one.error is not None
+        }
+
+        def policy(spec: RewardSpec, scores: Scores) -> list[float | None]:
+            try:
+                return enforce(spec, scores)
+            except RewardError as error:
+                ends.setdefault(spec.name, str(error))
+                return scores.values
+
+        return self._assemble(request, scored, policy), ends
+
     def score(self, request: RewardRequest) -> PlaneResult:
         """Scores of every source for every sample.
 
         Raises RewardError when a source's policy or ceiling ends the run.
         """
-        result = self._assemble(request, self._run_all(request), final=True)
+        result = self._assemble(request, self._finished(request), enforce)
         self._watch_for_zeros(request, result)
         self._log_unscored(request, result)
         return result
+
+    def _finished(self, request: RewardRequest) -> list[_Scored]:
+        """What every source made of the batch. Raises RewardError for a fault of a source."""
+        scored = self._run_all(request)
+        for spec, one in zip(self._specs, scored, strict=True):
+            if one.error is not None:
+                raise RewardError(f"reward {spec.name!r}: {one.error}") from one.error
+        return scored
 
     def _run_all(self, request: RewardRequest) -> list[_Scored]:
         answers: queue.SimpleQueue[tuple[int, _Scored]] = queue.SimpleQueue()
@@ -144,18 +178,15 @@ class RewardPlane:
                     f"rewards hang, past their deadlines: {', '.join(late)}"
                 ) from None
             scored[index] = one
-        for spec, one in zip(self._specs, (scored[i] for i in range(len(scored))), strict=True):
-            if one.error is not None:
-                raise RewardError(f"reward {spec.name!r}: {one.error}") from one.error
         return [scored[index] for index in range(len(self._sources))]
 
     def _assemble(
-        self, request: RewardRequest, scored: Sequence[_Scored], *, final: bool
+        self, request: RewardRequest, scored: Sequence[_Scored], policy: _Policy
     ) -> PlaneResult:
         results = []
         for spec, source, one in zip(self._specs, self._sources, scored, strict=True):
             raw = checked(one.scores, len(request))
-            scores = enforce(spec, raw) if final else raw.values
+            scores = policy(spec, raw)
             metrics = source_metrics(spec.name, scores, raw, one.seconds)
             results.append(
                 SourceResult(
@@ -216,6 +247,10 @@ class RewardPlane:
             request.step,
             json.dumps(shown, default=_brief, ensure_ascii=False)[:_LOGGED_CHARACTERS],
         )
+
+
+def _as_they_are(_: RewardSpec, scores: Scores) -> list[float | None]:
+    return scores.values
 
 
 def _brief(value: Any) -> str:

@@ -22,6 +22,7 @@ from training_container.rewards.registry import BuiltIn, built_in
 from training_container.rewards.sandbox import PoolConfig, WorkerPool
 from training_container.rewards.scorer import Scorer
 from training_container.rewards.user_file import UserFunction
+from training_container.rewards.worker_process import START_SECONDS
 
 __all__ = ["InlineSource", "PoolSource", "SourceContext", "build_source"]
 
@@ -40,6 +41,10 @@ class SourceContext:
     """Worker processes per source: most cores belong to the rollout."""
     read_paths: tuple[str, ...] = ()
     """Folders a user's file may read besides its own, such as the data channels."""
+    start_seconds: float = START_SECONDS
+    """Deadline of a worker process's start."""
+    most_memory_mb: int = 2**20
+    """No worker process gets more than this, whatever its source asks for."""
 
 
 class InlineSource:
@@ -142,7 +147,8 @@ def _built_in_pool(spec: RewardSpec, entry: BuiltIn, context: SourceContext) -> 
         name=spec.name,
         workers=context.workers,
         timeout_seconds=spec.timeout_seconds,
-        memory_mb=max(spec.memory_mb, _BUILT_IN_MEMORY_MB),
+        memory_mb=min(max(spec.memory_mb, _BUILT_IN_MEMORY_MB), context.most_memory_mb),
+        start_seconds=context.start_seconds,
     )
 
 
@@ -167,7 +173,8 @@ def _file_source(spec: RewardSpec, context: SourceContext) -> PoolSource:
         name=spec.name,
         workers=context.workers,
         timeout_seconds=spec.timeout_seconds,
-        memory_mb=spec.memory_mb,
+        memory_mb=min(spec.memory_mb, context.most_memory_mb),
+        start_seconds=context.start_seconds,
         network=spec.network,
         read_paths=(str(path.parent), *folders, *context.read_paths),
     )

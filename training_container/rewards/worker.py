@@ -1,7 +1,7 @@
 """A worker process: a supervisor and, under it, the confined process that scores.
 
-Run as a script, `python -I worker.py ROOT LIFE_FD`, with frames on standard input and output.
-The supervisor enters the namespaces, forks the confined child (process 1 of its own PID
+Run as a script, `python -I worker.py ROOT LIFE_FD LIBRARIES`, with frames on standard input and
+output. The supervisor enters the namespaces, forks the confined child (process 1 of its own PID
 namespace where the host allows one), and then only watches: it kills the child and all its
 descendants when the trainer is gone, or when together they use more memory or processes than
 allowed. Being outside the child's namespaces and Landlock domain, it cannot be signalled by it.
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])  # -I drops the script's own folder and PYTHONPATH
+    sys.path.append(sys.argv[3])
 
 from training_container.rewards.confine import (
     Limits,
@@ -41,6 +42,7 @@ def main(life_fd: int) -> None:
     channel = Channel(os.dup(0), os.dup(1))
     limits = Limits(**_tupled(channel.receive()))
     _redirect_standard_streams()
+    trainer = os.getppid()
     namespaces, refusal = enter_namespaces(limits.network)
     child_alive, held_by_child = os.pipe()
     child = os.fork()
@@ -49,7 +51,7 @@ def main(life_fd: int) -> None:
         os.close(life_fd)
         if "pid" not in namespaces:
             adopt_orphans()
-        serve(channel, lock_down(limits, namespaces, refusal))
+        serve(channel, lock_down(limits, namespaces, refusal, trainer))
     os.close(held_by_child)
     _watch(child, life_fd, child_alive, limits)
 

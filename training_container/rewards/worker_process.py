@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import pydantic
+
 from training_container.rewards.confine import Limits
 from training_container.rewards.interface import RewardConfigError
 from training_container.rewards.wire import (
@@ -27,19 +29,21 @@ from training_container.rewards.wire import (
     FrameError,
 )
 
-__all__ = ["PoolConfig", "WorkerProcess"]
+__all__ = ["START_SECONDS", "PoolConfig", "WorkerProcess"]
 
 _log = logging.getLogger(__name__)
 
 _WORKER = Path(__file__).with_name("worker.py")
 _ROOT = Path(__file__).parents[2]
-_OUR_PACKAGES = (str(_ROOT / "training_container"), str(_ROOT / "contracts"))
+_LIBRARIES = Path(pydantic.__file__).parents[1]
+"""Where our libraries are: on Lambda a layer, which an isolated interpreter does not look into."""
+_READABLE = (str(_ROOT / "training_container"), str(_ROOT / "contracts"), str(_LIBRARIES))
 _PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 _NETWORK_VARIABLES = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
-_START_SECONDS = 300.0  # a file that imports torch from a cold disk
+START_SECONDS = 300.0  # a file that imports torch from a cold disk
 _STDERR_LINES = 40
 
 
@@ -57,6 +61,8 @@ class PoolConfig:
     memory_mb: int = 4096
     network: bool = False
     read_paths: tuple[str, ...] = ()
+    start_seconds: float = START_SECONDS
+    """Deadline of a worker's start."""
     max_batches: int = 500
     """A worker is replaced after this many batches (verl#275: one leaked until it died)."""
     max_growth_mb: int = 512
@@ -91,7 +97,7 @@ class WorkerProcess:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         return subprocess.Popen(
-            [sys.executable, "-I", str(_WORKER), str(_ROOT), str(self._life_read)],
+            [sys.executable, "-I", _WORKER, _ROOT, str(self._life_read), _LIBRARIES],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,12 +113,12 @@ class WorkerProcess:
         Raises RewardConfigError with the worker's words when the function cannot be loaded.
         """
         config = self._config
-        deadline = time.monotonic() + max(_START_SECONDS, config.timeout_seconds)
+        deadline = time.monotonic() + config.start_seconds
         limits = Limits(
             memory_mb=config.memory_mb,
             cpu_seconds=int(config.timeout_seconds * config.max_batches) + 60,
             network=config.network,
-            read_paths=(*_OUR_PACKAGES, *config.read_paths),
+            read_paths=(*_READABLE, *config.read_paths),
             scratch=self.scratch,
         )
         try:

@@ -26,15 +26,16 @@ from contracts.api import (
     LogLine,
     LogsPage,
     MetricsPage,
+    ProblemView,
     RecipeList,
     RecipeView,
     RewardCatalogue,
-    RewardTestView,
     RewardView,
     RunPage,
     TimelinePage,
     ValidationView,
 )
+from contracts.reward_trial import RewardSourceView, RewardTestView
 from tests.unit.client.run_folders import run_folder
 from tests.unit.client.stub_api import StubApi, problem
 from tests.unit.client.views import (
@@ -427,19 +428,28 @@ def test_rewards_are_listed_and_reward_files_run_on_real_rows(
     cloud.on("GET /v1/rewards", listed)
     assert "How long." in grpohub("rewards", "list").stdout
 
-    cloud.on("POST /v1/rewards:test", RewardTestView(scores=[1.0, None], seconds=0.5))
+    scored = RewardSourceView(
+        name="mine", kind="file", weight=1.0, state="scored", scores=[1.0, None], seconds=0.5
+    )
+    view = RewardTestView(sources=[scored], rewards=[1.0, None])
+    cloud.on("POST /v1/rewards:test", view)
     run = run_folder(tmp_path)
     result = grpohub("rewards", "test", run, "--rows", "2")
     assert result.exit_code == 0, result.output
     assert "1, none" in result.stdout
     body = cloud.asked[-1].body
-    assert body["samples"][0] == {
-        "problem": "0+1", "answer": "1", "screen": "x", "completion": "1", "ground_truth": "1"
-    }  # fmt: skip
-    assert body["function"] == "score"
+    asked = [{"role": "user", "content": "x\n0+1"}]
+    row = {"problem": "0+1", "answer": "1", "screen": "x", "ground_truth": "1", "messages": asked}
+    assert body["samples"] == [{**row, "completion": "1"}, {**row, "completion": ""}]
+    assert body["rewards"][0]["function"] == "score"
+    assert body["files"].keys() >= {"rewards.py", "helper.py"}
 
-    cloud.on("POST /v1/rewards:test", RewardTestView(error="ZeroDivisionError: division by zero"))
-    result = grpohub("rewards", "test", run)
+    failed = scored.model_copy(update={"state": "failed", "reason": "division by zero"})
+    cloud.on("POST /v1/rewards:test", RewardTestView(sources=[failed]))
+    result = grpohub("rewards", "test", run, "--hub")
     assert result.exit_code == 1
-    assert "ZeroDivisionError" in result.stdout
+    assert "failed: division by zero" in result.stdout
+    wrong = ProblemView(path="r.py", reason="syntax error", fix="Mend it.")
+    cloud.on("POST /v1/rewards:test", RewardTestView(problems=[wrong]))
+    assert grpohub("rewards", "test", run, "--hub").exit_code == 2
     assert grpohub("rewards", "test", run, "--completions", "nothing").exit_code == 2

@@ -47,7 +47,7 @@ def test_each_function_has_its_handler_and_reads_only_its_environment(row: objec
 def test_no_handler_lacks_a_row() -> None:
     files = {path.stem for path in (ROOT / "lambdas" / "handlers").glob("[a-z]*.py")}
     parts_of_api = {"api_runs", "api_endpoints", "api_other"}
-    assert files - parts_of_api == {row.name for row in FUNCTIONS}
+    assert files - parts_of_api == {row.name for row in FUNCTIONS if row.code == "lambdas"}
 
 
 def test_the_definition_calls_exactly_the_functions_marked_for_it() -> None:
