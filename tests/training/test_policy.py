@@ -92,6 +92,48 @@ def test_gradients_do_not_depend_on_the_cut(checkpointing: bool) -> None:
         torch.testing.assert_close(small, large, atol=1e-6, rtol=1e-5)
 
 
+def test_silent_sequences_are_measured_without_a_backward_pass() -> None:
+    """An advantage of 0 has no gradient: leaving its backward pass out changes nothing else."""
+    weights_B = torch.tensor([1.0, 0.0, -0.5, 0.0, 0.0])
+    found = []
+    for silent in ((), (weights_B == 0).tolist()):
+        policy = policy_of(micro_batch_tokens=136)
+        entropies: dict[int, float] = {}
+        graphs: dict[int, bool] = {}
+
+        def loss(
+            micro: MicroBatch,
+            logp_B_T: Tensor,
+            entropy_B_T: Tensor,
+            entropies: dict[int, float] = entropies,
+            graphs: dict[int, bool] = graphs,
+        ) -> Tensor:
+            rows = list(micro.indices)
+            entropies |= dict(zip(rows, entropy_B_T.sum(dim=1).tolist(), strict=True))
+            graphs |= dict.fromkeys(rows, logp_B_T.requires_grad)
+            return -(logp_B_T * micro.mask_B_T * weights_B[rows, None]).sum() / 10
+
+        value = policy.backward(sequences_of(*LENGTHS), loss, silent=silent)
+        found.append((value, entropies, [p.grad for p in policy.trainable]))
+    assert graphs == {0: True, 1: False, 2: True, 3: False, 4: False}
+    (whole, entropy, gradients), (less, entropy_less, gradients_less) = found
+    assert less == pytest.approx(whole, abs=1e-6)
+    assert entropy_less == pytest.approx(entropy, abs=1e-5)
+    for expected, gradient in zip(gradients, gradients_less, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_batch_that_is_silent_throughout_still_has_a_gradient() -> None:
+    """Without one the optimizer would leave momentum and weight decay out of this update."""
+    policy = policy_of()
+    policy.backward(
+        sequences_of(*LENGTHS),
+        lambda _micro, logp_B_T, _entropy: logp_B_T.sum() * 0,
+        silent=[True] * len(LENGTHS),
+    )
+    assert all(p.grad is not None and not p.grad.any() for p in policy.trainable)
+
+
 def test_a_loss_that_is_not_finite_ends_the_stage_before_it_spoils_gradients() -> None:
     """modelscope/ms-swift#8123: NaN went into the weights without a word."""
     policy = policy_of()

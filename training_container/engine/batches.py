@@ -141,10 +141,17 @@ def micro_batches(
     ranks: int,
     max_tokens: int,
     device: torch.device,
+    kept: Sequence[bool] | None = None,
 ) -> Iterator[MicroBatch]:
-    """A rank's micro-batches; as many on every rank, since each sharded pass is a collective."""
+    """A rank's micro-batches; as many on every rank, since each sharded pass is a collective.
+
+    With ``kept`` those of some sequences only; each still falls to the rank that it has among all.
+    """
     lengths = [len(sequence.ids) for sequence in sequences]
-    cuts = [cut(hand, lengths, max_tokens) for hand in deal(lengths, ranks)]
+    hands = deal(lengths, ranks)
+    if kept is not None:
+        hands = [[index for index in hand if kept[index]] for hand in hands]
+    cuts = [cut(hand, lengths, max_tokens) for hand in hands]
     mine = cuts[rank]
     for index in range(max(map(len, cuts))):
         indices = mine[index] if index < len(mine) else []

@@ -282,7 +282,7 @@ class Grpo:
             settings.advantage,
             rewards_B,
             settings.group_size,
-            scale=settings.scale_rewards if settings.advantage == "grpo" else None,
+            scale=settings.scale_rewards,
             greedy_rewards_N=(
                 self._greedy_rewards(step, experience, clock)
                 if settings.advantage == "remax"
@@ -342,6 +342,7 @@ class Grpo:
             loss,
             temperature=self.sampling.temperature,
             entropy_gradient=settings.entropy_coefficient > 0,
+            silent=loss.silent(),
         )
         loss.add("loss", part)
 

@@ -76,6 +76,21 @@ class GrpoLoss:
         """Add to a sum."""
         self.sums[name] = self.sums.get(name, 0.0) + value
 
+    def silent(self) -> list[bool]:
+        """Answers whose loss has no gradient: of an advantage of exactly 0, as in groups of equal
+        rewards, or masked because they were cut off. Every policy loss is a multiple of the
+        advantage; a KL term in the loss or an entropy bonus speaks for every answer that counts.
+        """
+        settings, batch = self.settings, self.batch
+        silent_B = torch.zeros(len(batch.sequences), dtype=torch.bool)
+        in_loss = settings.kl is not None and settings.kl.placement == "loss"
+        if not in_loss and not settings.entropy_coefficient:
+            silent_B |= batch.adv_B == 0
+        if settings.mask_truncated:
+            silent_B |= ~batch.finished_B
+        found: list[bool] = silent_B.tolist()
+        return found
+
     def __call__(self, micro: MicroBatch, logp_B_T: Tensor, entropy_B_T: Tensor) -> Tensor:
         """The micro-batch's contribution to the mini-batch's loss."""
         settings, batch = self.settings, self.batch

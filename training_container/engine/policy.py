@@ -25,7 +25,10 @@ from training_container.engine.lora import add_adapter, merged_weights
 from training_container.engine.scorer import LogProbScorer
 from training_container.engine.seeds import seed_everything
 
-__all__ = ["Passes", "Policy", "compute_dtype", "load_model", "shard"]
+__all__ = ["Loss", "Passes", "Policy", "compute_dtype", "load_model", "shard"]
+
+Loss = Callable[[MicroBatch, Tensor, Tensor], Tensor]
+"""(micro-batch, log-probs B x T, entropies B x T) -> its part of the batch's loss."""
 
 
 def load_model(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -84,14 +87,17 @@ class Passes:
     dtype: torch.dtype
     micro_batch_tokens: int
 
-    def micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
-        """This rank's micro-batches."""
+    def micro_batches(
+        self, sequences: Sequence[TokenSequence], kept: Sequence[bool] | None = None
+    ) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, of the ``kept`` sequences where that is given."""
         return micro_batches(
             sequences,
             rank=self.world.rank,
             ranks=self.world.size,
             max_tokens=self.micro_batch_tokens,
             device=self.world.device,
+            kept=kept,
         )
 
     def forward(
@@ -177,30 +183,46 @@ class Policy:
     def backward(
         self,
         sequences: Sequence[TokenSequence],
-        loss: Callable[[MicroBatch, Tensor, Tensor], Tensor],
+        loss: Loss,
         *,
         temperature: float = 1.0,
         entropy_gradient: bool = False,
+        silent: Sequence[bool] = (),
     ) -> float:
         """Add the gradients of the batch; the loss of this rank's share.
 
         ``loss(micro, logp_B_T, entropy_B_T)`` is the micro-batch's contribution to the loss of the
         whole batch: contributions add up. A micro-batch without indices must contribute 0.
+        ``silent`` marks sequences whose gradient is known to be 0: only their loss is computed, a
+        third of the work. The first of a batch that is silent throughout is treated as if it were
+        not, because an update without any gradient would skip momentum and weight decay.
 
         Raises:
             NonFiniteError: before any gradient of the offending micro-batch is taken.
         """
+        heard = [not one for one in silent] or [True] * len(sequences)
+        if not any(heard):
+            heard[0] = True
         total = 0.0
         self.scorer.train()
-        for micro in self.passes.micro_batches(sequences):
-            logp_N, entropy_N = self.passes.forward(micro, temperature, entropy_gradient)
-            part = loss(micro, micro.spread(logp_N), micro.spread(entropy_N))
-            value = part.item()
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the loss is {value}")
+        if not all(heard):
+            with torch.no_grad():
+                for micro in self.passes.micro_batches(sequences, [not one for one in heard]):
+                    total += self._loss(micro, loss, temperature).item()
+        for micro in self.passes.micro_batches(sequences, heard):
+            part = self._loss(micro, loss, temperature, entropy_gradient)
             part.backward()
-            total += value
+            total += part.item()
         return total
+
+    def _loss(
+        self, micro: MicroBatch, loss: Loss, temperature: float, entropy_gradient: bool = False
+    ) -> Tensor:
+        logp_N, entropy_N = self.passes.forward(micro, temperature, entropy_gradient)
+        part = loss(micro, micro.spread(logp_N), micro.spread(entropy_N))
+        if not math.isfinite(part.item()):
+            raise NonFiniteError(f"the loss is {part.item()}")
+        return part
 
     def update(self, learning_rate: float, max_grad_norm: float) -> float:
         """One optimizer step from the gradients gathered so far; their norm before clipping.
