@@ -276,8 +276,9 @@ def rank_variables(
     have been seen to choose a link-local or the loopback one.
     """
     local = env.ranks_per_host
-    # Exactness needs the same number of threads in every incarnation, so it is never left open.
-    threads = environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // local)))
+    # Exactness needs the same number of threads in every incarnation, so it is never left open. One
+    # core is left to the uploader: a pool of threads is as slow as the one that waits for a core.
+    threads = environ.get("OMP_NUM_THREADS", str(max(1, ((os.cpu_count() or 1) - 1) // local)))
     common = {
         "WORLD_SIZE": str(env.world_size),
         "LOCAL_WORLD_SIZE": str(local),
