@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from client.chat import AnswerError
 from client.hub import ApiError, Hub, UnreachableError
 from client.settings import ConfigurationError
 from contracts.problems import InvalidInputError, Problem
@@ -99,6 +100,9 @@ def reported_errors() -> Iterator[None]:
     except (ConfigurationError, UnreachableError) as error:
         err.print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(EXIT_UNREACHABLE) from error
+    except AnswerError as error:
+        err.print(f"[red]{escape(str(error))}[/red]")
+        raise typer.Exit(EXIT_FAILED) from error
     except (ClientError, BotoCoreError) as error:
         err.print(f"[red]AWS: {escape(str(error))}[/red]")
         raise typer.Exit(EXIT_FAILED) from error

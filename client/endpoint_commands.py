@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from client.chat import chat_messages
 from client.console import EXIT_INVALID, err, out, reported_errors, show_json, state_of
+from client.hub import Hub
 from client.render import moment, state_text
 from client.run_commands import show_run
 from contracts.problems import InvalidInputError, Problem
@@ -101,35 +106,84 @@ def delete_endpoint(context: typer.Context, name: str) -> None:
         out.print(f"still to go: {', '.join(view.remaining)}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What answers: an endpoint, and the model that the request names when it serves several."""
+
+    title: str
+    endpoint: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def find(cls, hub: Hub, name: str, settings: Mapping[str, Any]) -> Self:
+        """Read `ENDPOINT`, `RUN` or either with `:MODEL`; endpoint names hold no colon."""
+        place, _, model = name.partition(":")
+        endpoint = hub.endpoint_of(place).name
+        return cls(name, endpoint, {**settings, "model": model} if model else settings)
+
+    def answer(self, hub: Hub, messages: list[dict[str, Any]], *, stream: bool) -> str:
+        """The whole answer, by the API or, without its limit of 30 s, straight from SageMaker."""
+        if stream:
+            return "".join(hub.stream_chat(self.endpoint, messages, **self.settings))
+        return hub.chat(self.endpoint, messages, **self.settings)
+
+
 @app.command()
 def chat(
     context: typer.Context,
-    endpoint: Annotated[str, typer.Argument(help="Name of an endpoint.")],
+    endpoint: Annotated[
+        str,
+        typer.Argument(
+            help="Name of an endpoint or id of a deployed run; NAME:ADAPTER for a LoRA adapter."
+        ),
+    ],
     prompt: Annotated[
         str | None, typer.Argument(help="The question; default standard input.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="An image before the question; may be repeated.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(help="Ask this one too, and print both answers side by side.", metavar="NAME"),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
-    stream: Annotated[bool, typer.Option(help="Print the answer as it comes.")] = False,
+    stream: Annotated[
+        bool, typer.Option(help="Straight from SageMaker, as it comes and without a limit of 30 s.")
+    ] = False,
 ) -> None:
-    """Ask an endpoint."""
+    """Ask an endpoint, or two at once."""
     question = prompt if prompt is not None else sys.stdin.read().strip()
     if not question:
         err.print("[red]there is no question[/red]")
         raise typer.Exit(EXIT_INVALID)
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": question})
     given = {"max_tokens": max_tokens, "temperature": temperature}
     settings = {name: value for name, value in given.items() if value is not None}
+    as_json = state_of(context).as_json
     with reported_errors(), state_of(context).hub() as hub:
-        if stream:
-            for piece in hub.stream_chat(endpoint, messages, **settings):
+        messages = chat_messages(question, system=system, images=image or ())
+        asked = [_Asked.find(hub, name, settings) for name in (endpoint, compare) if name]
+        if len(asked) == 1 and stream and not as_json:
+            for piece in hub.stream_chat(asked[0].endpoint, messages, **asked[0].settings):
                 print(piece, end="", flush=True)
             print()
-        else:
-            answer = hub.chat(endpoint, messages, **settings)
-            if state_of(context).as_json:
-                show_json({"answer": answer})
-            else:
-                print(answer)
+            return
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = list(pool.map(lambda one: one.answer(hub, messages, stream=stream), asked))
+    if len(asked) == 1:
+        show_json({"answer": answers[0]}) if as_json else print(answers[0])
+    elif as_json:
+        pairs = zip(asked, answers, strict=True)
+        show_json([{"endpoint": one.title, "answer": answer} for one, answer in pairs])
+    else:
+        out.print(_side_by_side([one.title for one in asked], answers))
+
+
+def _side_by_side(titles: list[str], answers: list[str]) -> Table:
+    table = Table(expand=True, show_lines=False)
+    for title in titles:
+        table.add_column(escape(title), ratio=1, overflow="fold")
+    table.add_row(*(escape(answer) for answer in answers))
+    return table

@@ -16,6 +16,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from pydantic import BaseModel, ValidationError
 
+from client.chat import answer_text, deltas
 from client.run_files import prepare
 from client.settings import ConfigurationError, Settings, load_settings
 from client.upload import Progress, Uploader
@@ -51,6 +52,7 @@ __all__ = ["ApiError", "Hub", "RunFailedError", "UnreachableError"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 _TRIES = 4
+NOT_FOUND = 404
 
 
 class ApiError(RuntimeError):
@@ -286,6 +288,33 @@ class Hub:
         """One endpoint."""
         return self._get(EndpointView, f"/endpoints/{_quoted(name)}")
 
+    def endpoint_of(self, name: str) -> EndpointView:
+        """The endpoint called ``name``, or the one that serves the run of that id.
+
+        Raises:
+            InvalidInputError: when the run has no endpoint, or its endpoint serves another run now.
+        """
+        try:
+            return self.endpoint(name)
+        except ApiError as error:
+            if error.problem.status != NOT_FOUND:
+                raise
+        try:
+            run = self.run(name)
+        except ApiError as error:
+            if error.problem.status != NOT_FOUND:
+                raise
+            reason = "is neither an endpoint nor a run of this hub"
+            raise _no_endpoint(name, reason, "See `grpohub endpoints`.") from error
+        if run.endpoint_name is None:
+            raise _no_endpoint(name, "is a run without an endpoint", f"grpohub deploy {name}")
+        view = self.endpoint(run.endpoint_name)
+        if view.run_id != name:
+            reason = f"was served by {view.name}, which serves {view.run_id} now"
+            fix = f"Deploy it again under a name of its own: grpohub deploy {name} --file …"
+            raise _no_endpoint(name, reason, fix)
+        return view
+
     def delete_endpoint(self, name: str) -> DeleteEndpointView:
         """Delete an endpoint with its configuration and model."""
         return self._send(DeleteEndpointView, "DELETE", f"/endpoints/{_quoted(name)}", None)
@@ -294,15 +323,22 @@ class Hub:
         """An endpoint's answer to a chat; ``settings`` as in OpenAI's API (`max_tokens`, …).
 
         The API answers within 30 s or not at all; `stream_chat` has no such limit.
+
+        Raises:
+            AnswerError: when the endpoint's answer is no chat completion.
         """
         body = {"messages": messages, **settings}
         answer = self._request("POST", f"/endpoints/{_quoted(endpoint)}/chat", body)
-        return str(answer.json()["choices"][0]["message"]["content"])
+        return answer_text(answer.json())
 
     def stream_chat(
         self, endpoint: str, messages: list[dict[str, Any]], **settings: Any
     ) -> Iterator[str]:
-        """The answer piece by piece, straight from SageMaker."""
+        """The answer piece by piece, straight from SageMaker.
+
+        Raises:
+            AnswerError: when the answer breaks off.
+        """
         view = self.endpoint(endpoint)
         runtime: Any = self.settings.aws("sagemaker-runtime")
         request: dict[str, Any] = {
@@ -314,7 +350,7 @@ class Hub:
             request["InferenceComponentName"] = view.inference_component
         response = runtime.invoke_endpoint_with_response_stream(**request)
         chunks = (event["PayloadPart"]["Bytes"] for event in response["Body"])
-        return _deltas(chunks)
+        return deltas(chunks)
 
     # Rewards and recipes
 
@@ -408,6 +444,10 @@ class Hub:
         return dict(request.headers.items())
 
 
+def _no_endpoint(name: str, reason: str, fix: str) -> InvalidInputError:
+    return InvalidInputError([Problem("endpoint", name, reason, fix)], subject="chat")
+
+
 def _quoted(part: str) -> str:
     return quote(part, safe="")
 
@@ -430,19 +470,3 @@ def _api_error(response: httpx.Response) -> ApiError:
                 request_id=response.headers.get("apigw-requestid", ""),
             )
         )
-
-
-def _deltas(chunks: Iterator[bytes]) -> Iterator[str]:
-    """Text pieces of a server-sent event stream cut at arbitrary bytes."""
-    buffer = b""
-    for chunk in chunks:
-        buffer += chunk
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            for choice in json.loads(data).get("choices", ()):
-                text = choice.get("delta", {}).get("content")
-                if text:
-                    yield text

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from contracts.api import (
 )
 from contracts.reward_trial import RewardSourceView, RewardTestView
 from tests.unit.client.run_folders import run_folder
-from tests.unit.client.stub_api import StubApi, problem
+from tests.unit.client.stub_api import Answer, Asked, StubApi, problem
 from tests.unit.client.views import (
     NOON,
     attempt_view,
@@ -365,6 +365,66 @@ def test_deploy_endpoints_and_chat(cloud: StubApi, tmp_path: Path) -> None:
     assert grpohub("chat", "tv", stdin="From a pipe?\n").stdout == "DOWN\n"
     assert cloud.asked[-1].body["messages"] == [{"role": "user", "content": "From a pipe?"}]
     assert grpohub("chat", "tv", stdin="").exit_code == 2
+    assert grpohub("chat", "nobody", "How?").exit_code == 2
+
+
+def answers(content: str) -> Callable[[Asked], Answer]:
+    """Says ``content``, and which model it was asked as."""
+
+    def answer(asked: Asked) -> Answer:
+        said = f"{content} {asked.body.get('model', '')}".strip()
+        return 200, {"choices": [{"message": {"content": said}}]}
+
+    return answer
+
+
+def test_two_endpoints_answer_side_by_side(cloud: StubApi) -> None:
+    cloud.on("GET /v1/endpoints/base", endpoint_view(name="base"))
+    cloud.on("GET /v1/endpoints/tv", endpoint_view())
+    cloud.on("POST /v1/endpoints/base/chat", answers("UP"))
+    cloud.on("POST /v1/endpoints/tv/chat", answers("DOWN"))
+    lines = grpohub("chat", "base", "How?", "--compare", "tv:tuned").stdout.splitlines()
+    [titles] = [line for line in lines if "base" in line]
+    assert "tv:tuned" in titles
+    [row] = [line for line in lines if "UP" in line]
+    assert row.index("UP") < row.index("DOWN tuned")
+    asked = [item.body for item in cloud.asked if item.method == "POST"]
+    assert asked[0]["messages"] == asked[1]["messages"]
+    shown = grpohub("--json", "chat", "base", "How?", "--compare", "tv").stdout
+    assert json.loads(shown) == [
+        {"endpoint": "base", "answer": "UP"},
+        {"endpoint": "tv", "answer": "DOWN"},
+    ]
+
+
+def test_an_image_goes_before_the_question(cloud: StubApi, tmp_path: Path) -> None:
+    cloud.on("GET /v1/endpoints/tv", endpoint_view())
+    cloud.on("POST /v1/endpoints/tv/chat", answers("a cat"))
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"png")
+    assert grpohub("chat", "tv", "What?", "--image", picture).stdout == "a cat\n"
+    image, text = cloud.asked[-1].body["messages"][0]["content"]
+    assert image["image_url"]["url"] == "data:image/png;base64,cG5n"
+    assert text == {"type": "text", "text": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("notes.txt", 3, "no image"),
+        ("none.png", None, "No such file"),
+        ("big.png", 4_000_001, "4,000,000 bytes together"),
+    ],
+)
+def test_what_cannot_be_sent_as_an_image_is_refused(
+    cloud: StubApi, tmp_path: Path, name: str, size: int | None, reason: str
+) -> None:
+    if size is not None:
+        (tmp_path / name).write_bytes(bytes(size))
+    refused = grpohub("chat", "tv", "What?", "--image", tmp_path / name)
+    assert refused.exit_code == 2
+    assert reason in refused.stderr
+    assert not cloud.asked
 
 
 # Uploads, recipes, rewards
@@ -434,9 +494,9 @@ def test_rewards_are_listed_and_reward_files_run_on_real_rows(
     view = RewardTestView(sources=[scored], rewards=[1.0, None])
     cloud.on("POST /v1/rewards:test", view)
     run = run_folder(tmp_path)
-    result = grpohub("rewards", "test", run, "--rows", "2")
+    result = grpohub("rewards", "test", run, "--hub", "--rows", "1")
     assert result.exit_code == 0, result.output
-    assert "1, none" in result.stdout
+    assert "mine: file, weight 1, 0.50 s" in result.stdout
     body = cloud.asked[-1].body
     asked = [{"role": "user", "content": "x\n0+1"}]
     row = {"problem": "0+1", "answer": "1", "screen": "x", "ground_truth": "1", "messages": asked}

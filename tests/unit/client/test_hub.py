@@ -10,14 +10,17 @@ from typing import Any
 import boto3
 import pytest
 
-from client.hub import ApiError, Hub, RunFailedError, UnreachableError, _deltas
+from client.chat import AnswerError, deltas
+from client.hub import ApiError, Hub, RunFailedError, UnreachableError
 from client.settings import ConfigurationError, Settings
 from contracts.api import LogLine, LogsPage, MetricsPage, RunPage, TimelinePage
+from contracts.problems import InvalidInputError
 from contracts.states import RunState
 from tests.unit.client.stub_api import StubApi, problem
 from tests.unit.client.views import NOON, endpoint_view, happened, metric_row, run_view
 
-RUN = "/v1/runs/tv-20260102-abc123"
+RUN_ID = "tv-20260102-abc123"
+RUN = f"/v1/runs/{RUN_ID}"
 
 
 def test_every_request_is_signed_for_the_api_in_its_region(api: StubApi, hub: Hub) -> None:
@@ -180,7 +183,53 @@ def test_a_stream_is_read_whatever_bytes_it_is_cut_at() -> None:
     stream = "".join([": comment\n", *lines, "data: [DONE]\n\n"]).encode()
     for size in (1, 2, 7, 1000):
         chunks = [stream[i : i + size] for i in range(0, len(stream), size)]
-        assert "".join(_deltas(iter(chunks))) == "Grüß Gott!"
+        assert "".join(deltas(iter(chunks))) == "Grüß Gott!"
+
+
+def test_a_stream_that_breaks_off_is_an_error_and_no_short_answer() -> None:
+    lines = [
+        {"choices": [{"delta": {"content": "Down"}}]},
+        {"error": {"message": "the engine died", "code": 500}},
+    ]
+    pieces = deltas(iter([f"data: {json.dumps(line)}\n\n".encode() for line in lines]))
+    assert next(pieces) == "Down"
+    with pytest.raises(AnswerError, match="the engine died"):
+        next(pieces)
+
+
+def test_a_model_that_only_thought_has_said_nothing(api: StubApi, hub: Hub) -> None:
+    cut_off = {"choices": [{"message": {"content": None, "reasoning": "Let me"}}]}
+    api.on("POST /v1/endpoints/tv/chat", (200, cut_off), (200, {"detail": "no chat"}))
+    assert hub.chat("tv", [{"role": "user", "content": "?"}]) == ""
+    with pytest.raises(AnswerError, match="no chat"):
+        hub.chat("tv", [{"role": "user", "content": "?"}])
+
+
+def test_an_endpoint_is_found_by_the_run_it_serves(api: StubApi, hub: Hub) -> None:
+    view = endpoint_view(run_id=RUN_ID)
+    api.on("GET /v1/endpoints/tv", view)
+    api.on(f"GET /v1/runs/{RUN_ID}", run_view(endpoint_name="tv"))
+    assert hub.endpoint_of("tv") == view
+    assert hub.endpoint_of(RUN_ID) == view
+
+
+@pytest.mark.parametrize(
+    ("run", "serves", "reason"),
+    [
+        (None, None, "neither an endpoint nor a run"),
+        ({"endpoint_name": None}, None, "without an endpoint"),
+        ({"endpoint_name": "tv"}, "later-20260103-abc123", "serves later-20260103-abc123 now"),
+    ],
+)
+def test_a_run_that_no_endpoint_serves_is_said_to_have_none(
+    api: StubApi, hub: Hub, run: dict[str, Any] | None, serves: str | None, reason: str
+) -> None:
+    if run is not None:
+        api.on(f"GET /v1/runs/{RUN_ID}", run_view(**run))
+    if serves is not None:
+        api.on("GET /v1/endpoints/tv", endpoint_view(run_id=serves))
+    with pytest.raises(InvalidInputError, match=reason):
+        hub.endpoint_of(RUN_ID)
 
 
 def test_a_streamed_chat_names_the_component_of_an_endpoint_that_scales_to_zero(
