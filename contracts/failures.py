@@ -12,8 +12,11 @@ from enum import IntEnum
 
 from contracts.states import Outcome
 
-__all__ = ["EXIT_MEANINGS", "ExitCode", "Failure", "parse_failure"]
+__all__ = ["EXIT_MEANINGS", "START_FAILED", "ExitCode", "Failure", "parse_failure"]
 
+START_FAILED = "grpohub: start failed: "
+"""What the inference container begins its last line with when it cannot serve; the cause follows.
+Hosting has no failure file."""
 _LIMIT = 1024
 _LINE = re.compile(
     r"outcome=(?P<outcome>[a-z_]+) retryable=(?P<retryable>true|false) code=(?P<code>[a-z_]+)"

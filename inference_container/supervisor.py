@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
+from contracts.failures import START_FAILED
 from inference_container.engines import Engine, Resolved, choose_engine, gpu_count
 from inference_container.fetch import fetch_adapters, fetch_chat_template
 from inference_container.handover import ENGINE_FD_VARIABLE
@@ -23,9 +24,9 @@ from inference_container.settings import Settings, StartError
 from inference_container.verify import verify_model
 from inference_container.waiting import WaitingRoom
 
-__all__ = ["START_FAILED", "serve"]
+__all__ = ["EXIT_CODE", "serve"]
 
-START_FAILED = 3
+EXIT_CODE = 3
 """Exit code of a container that never became ready."""
 DEFAULT_NAME = "default"
 _CAUSE = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception|error): .+)")
@@ -149,5 +150,5 @@ def _say(text: str) -> None:
 
 
 def _fail(cause: str) -> int:
-    _say(f"start failed: {' '.join(cause.split())}")
-    return START_FAILED
+    print(f"{START_FAILED}{' '.join(cause.split())}", flush=True)
+    return EXIT_CODE

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
 
+from contracts.failures import START_FAILED
 from lambdas.adapters.aws import client, error_code
 
 __all__ = ["LoggedLine", "Telemetry"]
 
 _JOBS = "/aws/sagemaker/TrainingJobs"
 _ENDPOINTS = "/aws/sagemaker/Endpoints/{}"
+_LONGEST_DEPLOYMENT = dt.timedelta(hours=3)
+"""Provisioning, download and health check may take an hour each. Lines from before are of another
+deployment to the same endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,14 @@ class Telemetry:
         return self._filter(_JOBS, f"{job}/", token, start, 1000)
 
     def endpoint_lines(self, endpoint: str, limit: int = 20) -> list[LoggedLine]:
-        """First lines that an endpoint's containers logged."""
-        return self._filter(_ENDPOINTS.format(endpoint), None, None, None, limit)[0]
+        """What the containers of an endpoint's latest deployment said: the one line that our image
+        ends a failed start with, else the first lines."""
+        group = _ENDPOINTS.format(endpoint)
+        since = dt.datetime.now(dt.UTC) - _LONGEST_DEPLOYMENT
+        failed = self._filter(group, None, None, since, limit, pattern=f'"{START_FAILED.strip()}"')[
+            0
+        ]
+        return failed[-1:] or self._filter(group, None, None, since, limit)[0]
 
     def invocations(self, endpoint: str, variant: str, since: dt.datetime, now: dt.datetime) -> int:
         """Requests to an endpoint between two times."""
@@ -64,8 +74,12 @@ class Telemetry:
         token: str | None,
         start: dt.datetime | None,
         limit: int,
+        *,
+        pattern: str | None = None,
     ) -> tuple[list[LoggedLine], str | None]:
         request: dict[str, object] = {"logGroupName": group, "limit": limit}
+        if pattern is not None:
+            request["filterPattern"] = pattern
         if prefix is not None:
             request["logStreamNamePrefix"] = prefix
         if token is not None:

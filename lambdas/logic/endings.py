@@ -109,7 +109,7 @@ def clean_up(hub: Hub, run_id: str, state: dict[str, Any]) -> dict[str, Any]:
         stop_attempt(hub, attempt, StopReason.CANCELLED, f"the run failed: {error}")
     words = release_endpoint(hub, run_id, cause)
     if words:
-        cause = f"{cause}\nThe endpoint's container said: {words}"
+        cause = f"{cause} The endpoint's container said: {words}"  # first line: the reason
     if folder.run.state is RunState.CANCELLING:
         finish_cancel(hub, run_id)
     elif not is_terminal(folder.run.state):

@@ -211,6 +211,7 @@ class Endpoint:
     def _stop(self, fleet: Fleet | None) -> None:
         if fleet:
             stop_containers([fleet.container], self._engine.grace(STOP_GRACE_SECONDS))
+            self._engine.logs.flush()  # who hears of a failure looks for its cause at once
             shutil.rmtree(fleet.folder, ignore_errors=True)
 
     def _set(self, status: str, **members: Any) -> None:
