@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from local_aws.running import NOTE, NotRunningError, RefusedError, Running
+from local_aws.sagemaker.capacity import Shortage
 from local_aws.site import REGION
 
 DEFAULT_PORT = 4599
@@ -149,11 +150,11 @@ def crash_host(
 def fail_capacity(
     instance_type: Annotated[str, typer.Argument(help="For example ml.g6e.48xlarge.")],
     kind: Annotated[
-        str,
+        Shortage,
         typer.Option(
             help="capacity (the job fails), wait (it stays Pending) or quota (it is refused)."
         ),
-    ] = "capacity",
+    ] = Shortage.CAPACITY,
     count: Annotated[int | None, typer.Option(help="Only the next so many.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Capacity is back.")] = False,
     state_dir: StateDir = HERE,

@@ -91,9 +91,11 @@ class TrainingJob:
                 self._transition("Stopping", "Stopping", "Stopping the training job")
 
     def interrupt(self, interruption: Interruption) -> bool:
-        """Reclaim the instances; False when the job does not train on Spot capacity just now."""
+        """Reclaim the instances; False when the job does not train on Spot capacity just now, or
+        its instances are being reclaimed already."""
         with self._engine.lock:
-            if not self.spot or self.record["SecondaryStatus"] != "Training":
+            training = self.record["SecondaryStatus"] == "Training"
+            if not self.spot or not training or self._interruption is not None:
                 return False
             self._interruption = interruption
             return True
