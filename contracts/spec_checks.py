@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts.problems import Problem, nearest
 from contracts.rewards import RewardSpec
-from contracts.stages import GrpoStage, SftStage
+from contracts.stages import ADVANTAGE_SCALES, GrpoSettings, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
@@ -215,13 +215,15 @@ def _grpo(stage: GrpoStage, path: str) -> Iterator[Problem]:
             f"does not divide prompts_per_step ({grpo.prompts_per_step})",
             "Choose a divisor.",
         )
-    if grpo.advantage != "grpo" and grpo.scale_rewards != "group":
+    scales = ADVANTAGE_SCALES[grpo.advantage]
+    if grpo.scale_rewards not in scales:
         yield Problem(
             f"{where}.scale_rewards",
             grpo.scale_rewards,
-            f"has an effect only with advantage `grpo`, not `{grpo.advantage}`",
-            "Remove it.",
+            f"advantage `{grpo.advantage}` is not defined with it",
+            f"Remove it, or use {' or '.join(f'`{scale}`' for scale in scales)}.",
         )
+    yield from _loss(grpo, where)
     if grpo.advantage == "gdpo" and len(stage.rewards) < 2:
         yield Problem(
             f"{where}.advantage",
@@ -251,6 +253,32 @@ def _grpo(stage: GrpoStage, path: str) -> Iterator[Problem]:
             f"({stage.prompt.max_prompt_length + rollout.max_response_length})",
             "Raise it, or shorten prompts or answers: one sequence must fit.",
         )
+
+
+def _loss(grpo: GrpoSettings, where: str) -> Iterator[Problem]:
+    if grpo.kl is not None and (grpo.kl.estimator, grpo.kl.placement) == ("k1", "loss"):
+        yield Problem(
+            f"{where}.kl.estimator",
+            "k1",
+            "as a term of the loss its gradient is zero on average: nothing would hold the policy",
+            "Use `k3` (or `k2`), or keep `k1` with `placement: reward`.",
+        )
+    losses = {
+        "clip_low": ("ppo_clip", "gspo", "cispo"),
+        "clip_high": ("ppo_clip", "gspo", "cispo"),
+        "clip_dual": ("ppo_clip",),
+        "sapo_tau_positive": ("sapo",),
+        "sapo_tau_negative": ("sapo",),
+    }
+    unset = GrpoSettings(loss=grpo.loss)
+    for field, readers in losses.items():
+        value = getattr(grpo, field)
+        if grpo.loss not in readers and value != getattr(unset, field):
+            listed = " and ".join(f"`{reader}`" for reader in readers)
+            yield Problem(
+                f"{where}.{field}", value, f"has no effect with loss `{grpo.loss}`",
+                f"Remove it; it goes with {listed}.",
+            )  # fmt: skip
 
 
 def _tags(spec: RunSpec) -> Iterator[Problem]:

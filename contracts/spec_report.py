@@ -50,6 +50,8 @@ class _Place:
 
 def field_report(errors: Sequence[ErrorDetails], document: Any, schema: Node) -> FieldReport:
     """The report for pydantic's ``errors`` about ``document`` under the JSON Schema ``schema``."""
+    # A default that depends on other fields is not made once one is wrong: no mistake of its own.
+    errors = [error for error in errors if error["type"] != "default_factory_not_called"]
     mended = copy.deepcopy(document)
     problems: list[Problem] = []
     unsure: set[str] = set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,8 @@ from contracts.base import Strict
 from contracts.rewards import RewardSpec
 
 __all__ = [
+    "ADVANTAGE_SCALES",
+    "LOSS_CLIPS",
     "AdvantageName",
     "AggregationName",
     "DataSpec",
@@ -38,6 +41,25 @@ AggregationName = Literal[
     "sequence_mean_token_sum",
     "sequence_mean_token_sum_norm",
 ]
+Scale = Literal["group", "batch", "none"]
+ADVANTAGE_SCALES: Mapping[AdvantageName, tuple[Scale, ...]] = {
+    "grpo": ("group", "batch", "none"),
+    "dr_grpo": ("none",),
+    "rloo": ("none", "group", "batch"),
+    "reinforce_plus_plus": ("batch",),
+    "remax": ("none",),
+    "gdpo": ("batch",),
+}
+"""Scales each advantage is defined with, the published one first."""
+LOSS_CLIPS: Mapping[LossName, tuple[float, float]] = {
+    "ppo_clip": (0.2, 0.2),  # arXiv:1707.06347
+    "gspo": (3e-4, 4e-4),  # arXiv:2507.18071, section 5.1: of a whole sequence's mean ratio
+    # MiniMax-M1 (arXiv:2506.13585) has no lower bound; the upper one of 5 is ScaleRL's
+    # (arXiv:2510.13786), as MiniMax-M1 gives no number.
+    "cispo": (1.0, 4.0),
+    "sapo": (0.2, 0.2),  # gated, not clipped: nothing reads them
+}
+"""`clip_low` and `clip_high` of each loss as published."""
 StageName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -200,6 +222,14 @@ class OverlongSpec(Strict):
     """What an answer of full length loses."""
 
 
+def _published_scale(data: Mapping[str, Any]) -> Scale:
+    return ADVANTAGE_SCALES[data.get("advantage", "grpo")][0]
+
+
+def _published_clip(data: Mapping[str, Any]) -> tuple[float, float]:
+    return LOSS_CLIPS[data.get("loss", "ppo_clip")]
+
+
 class GrpoSettings(Strict):
     """The GRPO step."""
 
@@ -213,18 +243,21 @@ class GrpoSettings(Strict):
     """Passes over each step's samples (`ppo_epochs`)."""
     advantage: AdvantageName = "grpo"
     """How rewards of a group become advantages."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """By what deviation advantages are divided (`grpo`)."""
+    scale_rewards: Scale = Field(default_factory=_published_scale)
+    """By what deviation advantages are divided; absent, as `advantage` was published. `grpo`:
+    `group` (or `batch`, `none`); `rloo`: `none` (or `group`, `batch`); the others know one."""
     reward_fusion: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     """How sources are combined; `gdpo` implies `normalize_then_sum`."""
     loss: LossName = "ppo_clip"
     """The surrogate objective."""
     aggregation: AggregationName = "token_mean"
     """How token losses become one number."""
-    clip_low: Annotated[float, Field(ge=0)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """Set above `clip_low` for DAPO clip-higher."""
+    clip_low: float = Field(ge=0, default_factory=lambda data: _published_clip(data)[0])
+    """The ratio is clipped below at 1 - clip_low; absent, as `loss` was published: `ppo_clip` 0.2,
+    `gspo` 0.0003, `cispo` 1 (no bound)."""
+    clip_high: float = Field(ge=0, default_factory=lambda data: _published_clip(data)[1])
+    """The ratio is clipped above at 1 + clip_high; absent: `ppo_clip` 0.2 (DAPO clip-higher: 0.28),
+    `gspo` 0.0004, `cispo` 4."""
     clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
     """Bound on the ratio where the advantage is negative (`ppo_clip`); null turns it off."""
     sapo_tau_positive: Annotated[float, Field(gt=0)] = 1.0

@@ -69,7 +69,9 @@ def _section(title: str, node: Mapping[str, Any], definitions: Mapping[str, Any]
     required = node.get("required", ())
     for key, prop in node["properties"].items():
         shown = f"**`{key}`**" if key in required else f"`{key}`"
-        default = "" if key in required else f"`{_default(prop, definitions)}`"
+        # A default that another setting decides has no place in a schema; its own words tell it.
+        unknown = key in required or ("default" not in prop and prop.get("type") != "object")
+        default = "" if unknown else f"`{_default(prop, definitions)}`"
         yield f"| {shown} | {_type(prop)} | {default} | {_meaning(prop, definitions)} |"
     yield ""
 

@@ -171,7 +171,7 @@ def test_rewards_rise(tmp_path: Path, base: Path) -> None:
 
 VARIANTS = {
     "dr_grpo": {"advantage": "dr_grpo", "aggregation": "sequence_mean_token_sum_norm"},
-    "rloo": {"advantage": "rloo"},
+    "rloo": {"advantage": "rloo", "scale_rewards": "batch"},
     "reinforce_plus_plus": {"advantage": "reinforce_plus_plus"},
     "remax": {"advantage": "remax"},
     "gdpo": {"advantage": "gdpo"},

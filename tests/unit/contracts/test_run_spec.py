@@ -168,8 +168,16 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
      "stages[1].rewards[1].judge.combine_with", "Name one of format."),
     ({"stages.1.grpo.mini_batch_prompts": 3}, "stages[1].grpo.mini_batch_prompts",
      "does not divide"),
-    ({"stages.1.grpo.advantage": "rloo", "stages.1.grpo.scale_rewards": "batch"},
-     "stages[1].grpo.scale_rewards", "has an effect only with advantage `grpo`"),
+    ({"stages.1.grpo.advantage": "dr_grpo", "stages.1.grpo.scale_rewards": "batch"},
+     "stages[1].grpo.scale_rewards", "or use `none`."),
+    ({"stages.1.grpo.kl": {"estimator": "k1"}}, "stages[1].grpo.kl.estimator",
+     "keep `k1` with `placement: reward`"),
+    ({"stages.1.grpo.loss": "sapo", "stages.1.grpo.clip_high": 0.28},
+     "stages[1].grpo.clip_high", "has no effect with loss `sapo`"),
+    ({"stages.1.grpo.loss": "gspo", "stages.1.grpo.clip_dual": 2.0},
+     "stages[1].grpo.clip_dual", "it goes with `ppo_clip`"),
+    ({"stages.1.grpo.sapo_tau_positive": 2.0}, "stages[1].grpo.sapo_tau_positive",
+     "it goes with `sapo`"),
     ({"stages.1.grpo.advantage": "gdpo", "stages.1.rewards": [
         {"name": "a", "function": "length", "weight": 1.0}]}, "stages[1].grpo.advantage",
      "at least two reward sources"),
@@ -409,6 +417,28 @@ def test_a_run_file_is_frozen_through_and_through() -> None:
         spec.name = "other"
     with pytest.raises(ValidationError, match="frozen"):
         spec.stages[0].data.train = "s3://elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, (0.2, 0.2, "group")),
+        ({"loss": "gspo"}, (3e-4, 4e-4, "group")),
+        ({"loss": "gspo", "clip_high": 1e-3}, (3e-4, 1e-3, "group")),
+        ({"loss": "cispo", "advantage": "rloo"}, (1.0, 4.0, "none")),
+        ({"advantage": "rloo", "scale_rewards": "batch"}, (0.2, 0.2, "batch")),
+        ({"advantage": "dr_grpo"}, (0.2, 0.2, "none")),
+        ({"kl": {"estimator": "k1", "placement": "reward"}}, (0.2, 0.2, "group")),
+    ],
+)
+def test_clip_range_and_scale_default_to_what_was_published(
+    settings: dict[str, Any], wanted: tuple[float, float, str]
+) -> None:
+    changed = put(run_document(), "stages.1.grpo", settings)
+    grpo = parse_run_spec(changed).stages[1].grpo
+    assert (grpo.clip_low, grpo.clip_high, grpo.scale_rewards) == wanted
+    text = canonical_json(parse_run_spec(changed))
+    assert parse_run_spec(json.loads(text)) == parse_run_spec(changed)
 
 
 def test_the_canonical_form_is_one_text_per_meaning_and_reads_back_equal() -> None:
