@@ -210,6 +210,41 @@ def reuse_clients() -> Any:
 
 
 @case
+def parse_definitions_once() -> Any:
+    from moto.stepfunctions.parser.asl.parse import asl_parser
+
+    parsed: list[Any] = []
+    real = asl_parser.ASLParser
+    asl_parser.ASLParser = lambda stream: parsed.append(stream) or real(stream)
+    sfn = client("stepfunctions")
+    machine = create(PASS)
+    for name in ("a", "b"):
+        sfn.start_execution(stateMachineArn=machine, name=name, input="{}")
+        ended = result(f"{machine.replace(':stateMachine:', ':execution:')}:{name}")
+        assert ended["status"] == "SUCCEEDED"
+    return len(parsed)
+
+
+@case
+def read_attribute_values_directly() -> Any:
+    from moto.core import serialize
+
+    table = {"AttributeName": "k", "KeyType": "HASH"}
+    dynamodb = client("dynamodb")
+    dynamodb.create_table(
+        TableName="t", BillingMode="PAY_PER_REQUEST", KeySchema=[table],
+        AttributeDefinitions=[{"AttributeName": "k", "AttributeType": "S"}],
+    )  # fmt: skip
+    item = {"k": {"S": "a"}, "n": {"N": "1"}, "m": {"M": {"l": {"L": [{"BOOL": False}]}}}}
+    dynamodb.put_item(TableName="t", Item=item)
+    looked: list[str] = []
+    real = serialize.get_value
+    serialize.get_value = lambda obj, key, default: looked.append(key) or real(obj, key, default)
+    same = dynamodb.get_item(TableName="t", Key={"k": {"S": "a"}})["Item"] == item
+    return [same, "BOOL" in looked]
+
+
+@case
 def report_object_creation() -> Any:
     told: list[str] = []
     moto_patches.hooks.object_created = [lambda reason, _bucket, _key: told.append(reason)]

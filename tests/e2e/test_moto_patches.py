@@ -79,6 +79,16 @@ def test_tasks_share_a_client_per_service(answers):
     assert answers["reuse_clients"]["without"] is False
 
 
+def test_a_definition_is_parsed_once_for_all_its_executions(answers):
+    assert answers["parse_definitions_once"]["with"] == 1
+    assert answers["parse_definitions_once"]["without"] > 2
+
+
+def test_items_are_read_without_looking_for_other_names_of_their_types(answers):
+    assert answers["read_attribute_values_directly"]["with"] == [True, False]
+    assert answers["read_attribute_values_directly"]["without"] == [True, True]
+
+
 def test_each_object_is_reported_once_and_tagging_is_not(answers):
     expected = ["PutObject", "CompleteMultipartUpload", "CopyObject"]
     assert answers["report_object_creation"]["with"] == expected

@@ -23,7 +23,6 @@ from typing import Any
 import boto3
 from moto.core.config import default_user_config
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Request, Response
 
 from contracts import events
@@ -37,15 +36,18 @@ from lambdas.functions import FUNCTIONS, STATE_MACHINE_TASKS, function
 from lambdas.logic.folder import RunFolder
 from lambdas.schema import INDEXES, PARTITION_KEY, SORT_KEY
 from local_aws import moto_patches
+from tests.state_machine import wire
 from tests.state_machine.sagemaker import ACCOUNT, REGION, AwsError, FakeSageMaker
 
 ASL = Path(__file__).parents[2] / "state_machines" / "grpo_run.asl.json"
 BUCKET, TABLE = "run-bucket", "run-table"
+URL = "http://127.0.0.1:9"  # Nobody listens there: requests never leave the process.
 _SIDE_EFFECTS = {
     "PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "PutObject", "DeleteObject",
     "CreateTrainingJob", "StopTrainingJob", "CreateModel", "CreateEndpointConfig",
     "CreateEndpoint", "UpdateEndpoint", "DeleteEndpoint", "DeleteEndpointConfig", "DeleteModel",
     "SendTaskSuccess", "StartExecution", "StopExecution", "CreateInferenceComponent",
+    "PutMetricAlarm", "DeleteAlarms",
 }  # fmt: skip
 
 
@@ -73,20 +75,17 @@ class Cloud:
         self.effects = 0
         self.machine_arn = ""
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        server = make_server("127.0.0.1", 0, self._app, threaded=True, request_handler=_Quiet)
-        self.port = server.server_port
-        self._server = server
         self._environment = os.environ.copy()
-        url = f"http://127.0.0.1:{self.port}"
         os.environ |= {
             "AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local",
-            "AWS_DEFAULT_REGION": REGION, "AWS_REGION": REGION, "AWS_ENDPOINT_URL": url,
-            "MOTO_PORT": str(self.port), "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_DEFAULT_REGION": REGION, "AWS_REGION": REGION, "AWS_ENDPOINT_URL": URL,
+            "AWS_EC2_METADATA_DISABLED": "true",
             "POWERTOOLS_SERVICE_NAME": "grpohub", "POWERTOOLS_METRICS_NAMESPACE": "GrpoHub",
             "POWERTOOLS_LOG_LEVEL": "CRITICAL",
             "TABLE_NAME": TABLE, "BUCKET_NAME": BUCKET,
@@ -98,20 +97,20 @@ class Cloud:
             "VPC_SECURITY_GROUP_IDS": "", "ENCRYPT_INTER_CONTAINER_TRAFFIC": "false",
             "STACK_NAME": "GrpoHub",
         }  # fmt: skip
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        wire.answer_in_process(self._app)
         default_user_config["stepfunctions"] = {"execute_state_machine": True}
         moto_patches.apply()
         _forget_clients()
         self.states = boto3.client("stepfunctions")
         self.s3 = boto3.client("s3")
         self.dynamodb = boto3.client("dynamodb")
-        for service in ("dynamodb", "s3", "sagemaker", "stepfunctions"):
+        for service in ("cloudwatch", "dynamodb", "s3", "sagemaker", "stepfunctions"):
             self._watch(aws.client(service))
         self._watch(aws.resource("dynamodb").meta.client)
 
     def stop(self) -> None:
         moto_patches.hooks.clear()
-        self._server.shutdown()
+        wire.connect_as_before()
         self.pool.shutdown(wait=False)
         os.environ.clear()
         os.environ.update(self._environment)
@@ -126,7 +125,7 @@ class Cloud:
             moto_patches.hooks.clear()
             for execution in running["executions"]:
                 self.states.stop_execution(executionArn=execution["executionArn"])
-        self._post("/moto-api/reset")
+        wire.post(self._app, f"{URL}/moto-api/reset")
         self.sagemaker.__init__()  # type: ignore[misc]
         self.sagemaker.on_job = self._tell_job
         self.sagemaker.on_endpoint = self._tell_endpoint
@@ -373,12 +372,6 @@ class Cloud:
 
     # -- HTTP --------------------------------------------------------------------------------------
 
-    def _post(self, path: str) -> None:
-        import urllib.request
-
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method="POST")
-        urllib.request.urlopen(request).read()
-
     def _app(self, environ: dict[str, Any], start_response: Any) -> Any:
         request = Request(environ)
         scope = re.search(
@@ -389,7 +382,10 @@ class Cloud:
             return self._lambda(request)(environ, start_response)
         if service in ("sagemaker", "application-autoscaling"):
             return self._sagemaker(request)(environ, start_response)
-        return self._moto(environ, start_response)
+        # moto looks through the files of all its services to tell whose a request is.
+        if service not in self._services:
+            self._services[service] = self._moto.get_application(environ)
+        return self._services[service](environ, start_response)
 
     def _lambda(self, request: Request) -> Response:
         name = request.path.split("/functions/")[1].split("/")[0].split(":")[-1].split("%3A")[-1]
@@ -490,13 +486,6 @@ def _forget_clients() -> None:
     aws.client.cache_clear()
     aws.resource.cache_clear()
     hub_module.hub.cache_clear()
-
-
-class _Quiet(WSGIRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_request(self, *_: Any, **__: Any) -> None:
-        pass
 
 
 assert FUNCTIONS
