@@ -1,5 +1,5 @@
-"""What every handler has around it: log keys, metrics, and AWS's passing troubles by the name the
-machine retries."""
+"""What every handler has around it: log keys, metrics, a trace, and AWS's passing troubles by the
+name the machine retries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lambdas.adapters.aws import AWS_ERRORS, as_transient
-from lambdas.observability import logger, metrics
+from lambdas.observability import logger, metrics, tracer
 
 __all__ = ["entry"]
 
@@ -31,5 +31,7 @@ def entry(function: Callable[[Event], Any]) -> Callable[[Event, Any], Any]:
             if metrics.metric_set:
                 metrics.flush_metrics()
 
-    logged: Callable[[Event, Any], Any] = logger.inject_lambda_context(handler, clear_state=True)
+    # Answers stay out of traces: chats and logs pass through the API.
+    traced = tracer.capture_lambda_handler(handler, capture_response=False)
+    logged: Callable[[Event, Any], Any] = logger.inject_lambda_context(traced, clear_state=True)
     return logged
