@@ -83,6 +83,11 @@ def endpoint_config_name(endpoint: str, version: str, revision: str) -> str:
     return f"{endpoint[:44].rstrip('-')}-{version[:8]}-{revision[:8]}"
 
 
+def endpoint_alarm_name(stack: str, endpoint: str) -> str:
+    """Name of the CloudWatch alarm on an endpoint's own errors (AWS: to 255 characters)."""
+    return f"{stack}-endpoint-{endpoint}-errors"
+
+
 def recipe_key(name: str) -> str:
     """Key of a registered recipe."""
     return f"recipes/{name}.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aws_cdk import ArnFormat, Stack
 from constructs import Construct
 
 from infra.images import base_image, container_image
@@ -54,3 +55,17 @@ class Inference(Construct):
             reason="Models and adapters of later runs are named at run time.",
         )
         allow(self.role, ["kms:Decrypt"], [storage.key.key_arn])
+        # SageMaker looks at the alarms of a blue/green update in this role's name.
+        stack = Stack.of(self)
+        alarms = stack.format_arn(
+            service="cloudwatch",
+            resource="alarm",
+            resource_name=f"{options.stack_name}-endpoint-*",
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )
+        allow(
+            self.role,
+            ["cloudwatch:DescribeAlarms"],
+            [alarms],
+            reason="An endpoint's alarm is named by the endpoint.",
+        )

@@ -143,6 +143,13 @@ class Monitoring(Construct):
             "SageMaker reports a status of a training job that the hub has no rule for. The run is "
             "held, not failed: its timeline shows the status. Stop the job, or wait for SageMaker.",
         )
+        self._alarm(
+            "OrphanedJobs",
+            self._hub_metric("OrphanedJobs", "Sum"),
+            "A training job with this stack's tags was running although no attempt stood behind "
+            "it, and was stopped. The reconciler's log names it. Check whether rows of the table "
+            "were deleted or restored, and whether somebody copied a job together with its tags.",
+        )
 
     def _build_api_alarm(self, api: apigateway.HttpApi) -> None:
         self._alarm(

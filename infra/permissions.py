@@ -24,6 +24,7 @@ WILDCARD_ACTIONS = {
     "ecr:GetAuthorizationToken": _NO_RESOURCE,
     "cloudwatch:PutMetricData": "The action takes no resource; a condition fixes the namespace.",
     "cloudwatch:GetMetricStatistics": _NO_RESOURCE,
+    "sagemaker:ListTrainingJobs": _NO_RESOURCE,
     "xray:GetSamplingRules": _NO_RESOURCE,
     "xray:GetSamplingTargets": _NO_RESOURCE,
     "xray:PutTelemetryRecords": _NO_RESOURCE,

@@ -147,6 +147,9 @@ _JOB_REASON = "Job names begin with the run id, which is made at run time."
 _DESCRIBE_JOB = Permission(
     ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags"), (_JOB_ARN,), _JOB_REASON
 )
+_LIST_JOBS = Permission(
+    ("sagemaker:ListTrainingJobs",), ("*",), "SageMaker's List calls take no resource."
+)
 _STOP_JOB = Permission(("sagemaker:StopTrainingJob",), (_JOB_ARN,), _JOB_REASON)
 _CREATE_JOB = Permission(
     ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (_JOB_ARN,), _JOB_REASON
@@ -182,6 +185,12 @@ _DELETE_HOSTING = Permission(
     _HOSTING,
     _HOSTING_REASON,
 )  # fmt: skip
+_ALARM_ARN = "arn:{partition}:cloudwatch:{region}:{account}:alarm:{stack_name}-endpoint-*"
+_ALARM_REASON = "An endpoint's alarm is named by the endpoint."
+_PUT_ALARM = Permission(
+    ("cloudwatch:PutMetricAlarm", "cloudwatch:DescribeAlarms"), (_ALARM_ARN,), _ALARM_REASON
+)
+_DELETE_ALARM = Permission(("cloudwatch:DeleteAlarms",), (_ALARM_ARN,), _ALARM_REASON)
 _SCALING = Permission(
     (
         "application-autoscaling:RegisterScalableTarget",
@@ -254,7 +263,8 @@ FUNCTIONS: tuple[Function, ...] = (
         ),
         permissions=(
             _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _START, _EXECUTIONS, _DESCRIBE_JOB, _STOP_JOB,
-            _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING, _INVOKE, _TOKENS, _ENDPOINT_LOGS,
+            _DESCRIBE_HOSTING, _DELETE_HOSTING, _DELETE_ALARM, _SCALING, _INVOKE, _TOKENS,
+            _ENDPOINT_LOGS,
             Permission(
                 ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
                 ("{bucket_arn}/recipes/*",),
@@ -317,7 +327,7 @@ FUNCTIONS: tuple[Function, ...] = (
             ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint", "sagemaker:AddTags"),
             _HOSTING, _HOSTING_REASON,
         ),
-        _DESCRIBE_HOSTING, _DELETE_HOSTING,
+        _DESCRIBE_HOSTING, _DELETE_HOSTING, _PUT_ALARM,
         environment=_HOSTING_SETTINGS,
     ),
     _task(
@@ -339,8 +349,8 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "clean_up",
         "Stop the job, delete half-made endpoints, write down the failure.",
-        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _SCALING,
-        _TOKENS, _ENDPOINT_LOGS,
+        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _DELETE_ALARM,
+        _SCALING, _TOKENS, _ENDPOINT_LOGS,
         timeout=120,
     ),
     _task("conclude_failure", "Fail the execution with the run's failure; continue it on redrive."),
@@ -439,7 +449,7 @@ FUNCTIONS: tuple[Function, ...] = (
         environment=("TABLE_NAME", "BUCKET_NAME"),
         permissions=(
             _TABLE, _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING,
-            _SCALING, _TOKENS, _EXECUTIONS, _ENDPOINT_LOGS,
+            _DELETE_ALARM, _SCALING, _TOKENS, _EXECUTIONS, _ENDPOINT_LOGS,
         ),
         rules=(
             EventRule(
@@ -461,10 +471,10 @@ FUNCTIONS: tuple[Function, ...] = (
         description="Look at everything that is not terminal; finish what an event missed.",
         timeout=300,
         memory=512,
-        environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN"),
+        environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN", "STACK_NAME"),
         permissions=(
-            _TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING,
-            _DELETE_HOSTING, _SCALING, _TOKENS, _EXECUTIONS, _START, _ENDPOINT_LOGS,
+            _TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _LIST_JOBS, _STOP_JOB, _DESCRIBE_HOSTING,
+            _DELETE_HOSTING, _DELETE_ALARM, _SCALING, _TOKENS, _EXECUTIONS, _START, _ENDPOINT_LOGS,
             Permission(
                 ("cloudwatch:GetMetricStatistics",),
                 ("*",),

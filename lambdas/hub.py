@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from lambdas.adapters.alarms import Alarms
 from lambdas.adapters.bucket import Bucket
 from lambdas.adapters.executions import Executions
 from lambdas.adapters.hosting import Hosting
@@ -26,6 +27,7 @@ class Hub:
     hosting: Hosting
     executions: Executions
     telemetry: Telemetry
+    alarms: Alarms
 
 
 @functools.cache
@@ -39,4 +41,5 @@ def hub() -> Hub:
         hosting=Hosting(),
         executions=Executions(),
         telemetry=Telemetry(),
+        alarms=Alarms(),
     )

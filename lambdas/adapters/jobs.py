@@ -16,7 +16,8 @@ __all__ = ["TrainingJobs"]
 
 
 class TrainingJobs:
-    """Create, look at and stop training jobs by name. No List call: names are deterministic."""
+    """Create, look at and stop training jobs by name. A run's way needs no List call: names are
+    deterministic."""
 
     def __init__(self) -> None:
         self._sagemaker = client("sagemaker")
@@ -72,6 +73,13 @@ class TrainingJobs:
                 if "Value" in item
             },
         )
+
+    def in_progress(self) -> list[str]:
+        """Names of all jobs of the account that SageMaker lists as running, whoever made them."""
+        pages = self._sagemaker.get_paginator("list_training_jobs").paginate(
+            StatusEquals="InProgress"
+        )
+        return [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
 
     def tags(self, arn: str) -> dict[str, str]:
         """The job's tags."""

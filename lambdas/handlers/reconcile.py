@@ -13,4 +13,5 @@ from lambdas.settings import read_setting
 
 @entry
 def handler(event: dict[str, Any]) -> dict[str, int]:  # noqa: ARG001 (a schedule's event says nothing)
-    return reconcile(hub(), read_setting("STATE_MACHINE_ARN"), catch=AWS_ERRORS)
+    machine, stack = read_setting("STATE_MACHINE_ARN"), read_setting("STACK_NAME")
+    return reconcile(hub(), machine, stack=stack, catch=AWS_ERRORS)

@@ -111,9 +111,7 @@ def create_endpoint_config(hub: Hub, run_id: str, settings: HostingSettings) -> 
 
 def start_or_update(hub: Hub, run_id: str, rung: int, settings: HostingSettings) -> dict[str, Any]:
     """Create or update the endpoint with the configuration of ``rung``."""
-    deployment, run = _deployment(hub, run_id, settings, rung=rung)
-    if run.state is not RunState.DEPLOYING:
-        raise ConflictError(f"run {run_id} is {run.state.value}")
+    deployment, _ = _deployment(hub, run_id, settings, rung=rung)
     return create_or_update(hub, deployment, rung)
 
 
@@ -178,6 +176,8 @@ def _deployment(
 ) -> tuple[Deployment, RunRecord]:
     run = load_folder(hub, run_id).run
     bind(run_id)
+    if run.state is not RunState.DEPLOYING:  # Cancelled while this task was on its way.
+        raise ConflictError(f"run {run_id} is {run.state.value}")
     spec = load_spec(hub, run)
     deploy = deploy_spec(run, spec)
     if run.published is None or deploy is None:

@@ -10,6 +10,7 @@ from typing import Any
 from contracts.compute import DeploySpec
 from contracts.layout import (
     RunLayout,
+    endpoint_alarm_name,
     endpoint_config_name,
     join_uri,
     model_name,
@@ -22,6 +23,7 @@ from lambdas.settings import HostingSettings
 __all__ = [
     "VARIANT",
     "Deployment",
+    "build_alarm_request",
     "build_endpoint_config_request",
     "build_endpoint_request",
     "build_inference_component_request",
@@ -33,6 +35,10 @@ __all__ = [
 ]
 
 VARIANT = "primary"
+ERROR_SHARE = 0.05
+"""Share of 5xx answers above which an update is rolled back."""
+BAKING_SECONDS = 300
+"""How long a new fleet is watched with all traffic; its metrics come once a minute, and late."""
 _ENVIRONMENT_LIMIT = 1024
 """Characters of one hosting environment value."""
 
@@ -60,6 +66,13 @@ class Deployment:
     @property
     def component(self) -> str | None:
         return f"{self.config_name}" if self.scales_to_zero else None
+
+    @property
+    def alarm(self) -> str | None:
+        """Alarm that rolls an update back. Guardrails do not exist for inference components."""
+        return (
+            None if self.scales_to_zero else endpoint_alarm_name(self.settings.stack, self.endpoint)
+        )
 
 
 def plan_deployment(
@@ -188,23 +201,52 @@ def build_endpoint_request(deployment: Deployment) -> dict[str, Any]:
     }
 
 
+def build_alarm_request(deployment: Deployment) -> dict[str, Any]:
+    """PutMetricAlarm on the share of requests that the endpoint's own containers answer with 5xx.
+
+    SageMaker publishes 1 for such an answer and 0 for any other, so that the average is the share.
+    No requests are no fault.
+    """
+    return {
+        "AlarmName": deployment.alarm,
+        "AlarmDescription": (
+            f"Endpoint {deployment.endpoint} answers more than {ERROR_SHARE:.0%} of its requests "
+            "with 5xx. During an update SageMaker rolls back by itself; otherwise read the "
+            "endpoint's log group."
+        ),
+        "Namespace": "AWS/SageMaker",
+        "MetricName": "Invocation5XXErrors",
+        "Dimensions": [
+            {"Name": "EndpointName", "Value": deployment.endpoint},
+            {"Name": "VariantName", "Value": VARIANT},
+        ],
+        "Statistic": "Average",
+        "Period": 60,
+        "EvaluationPeriods": 1,
+        "Threshold": ERROR_SHARE,
+        "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",
+    }
+
+
 def build_update_request(deployment: Deployment) -> dict[str, Any]:
-    """UpdateEndpoint: the new fleet takes all traffic once it is healthy; the old one goes a while
-    later."""
+    """UpdateEndpoint: the new fleet takes all traffic once it is healthy. While it is watched, the
+    endpoint's alarm gives the traffic back to the old one, which goes a while later."""
     request: dict[str, Any] = {
         "EndpointName": deployment.endpoint,
         "EndpointConfigName": deployment.config_name,
     }
-    if not deployment.scales_to_zero:  # Guardrails do not exist for inference components.
+    if deployment.alarm is not None:
         request["DeploymentConfig"] = {
+            "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": deployment.alarm}]},
             "BlueGreenUpdatePolicy": {
                 "TrafficRoutingConfiguration": {
                     "Type": "ALL_AT_ONCE",
-                    "WaitIntervalInSeconds": 60,
+                    "WaitIntervalInSeconds": BAKING_SECONDS,
                 },
                 "TerminationWaitInSeconds": 120,
                 "MaximumExecutionTimeoutInSeconds": 10800,
-            }
+            },
         }
     return request
 

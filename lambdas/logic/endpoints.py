@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from contracts.states import EndpointState
+from contracts.states import EndpointState, is_terminal
 from lambdas.errors import (
     EndpointBusyError,
     EndpointTakenError,
@@ -18,6 +18,7 @@ from lambdas.logic.classify import is_capacity_error
 from lambdas.logic.deployment import (
     VARIANT,
     Deployment,
+    build_alarm_request,
     build_endpoint_request,
     build_update_request,
 )
@@ -72,6 +73,8 @@ def create_or_update(hub: Hub, deployment: Deployment, rung: int) -> dict[str, A
     if not hub.hosting.config_exists(deployment.config_name):
         raise EndpointBusyError(f"configuration {deployment.config_name} is not visible yet")
     claimed = _claim(hub, deployment, row, seen, rung)
+    if deployment.alarm is not None:
+        hub.alarms.put(build_alarm_request(deployment))
     try:
         if seen is None:
             hub.hosting.create_endpoint(build_endpoint_request(deployment))
@@ -101,6 +104,8 @@ def observe_endpoint(  # noqa: PLR0911 (one return per thing seen)
     """Ask SageMaker about an endpoint, write what changed and answer a waiting task."""
     row = hub.table.get_endpoint(name)
     if row is None or row.state is EndpointState.DELETED:
+        if row is not None and row.token is not None:  # AwaitEndpoint, redriven after a cancel.
+            _settle(hub, row, "the endpoint was deleted")
         return row
     if row.state is EndpointState.FAILED and row.owned and row.token is not None:
         # It failed before anybody waited for it: AWS refused the request, or an event was quicker.
@@ -181,6 +186,8 @@ def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]
     remaining: list[str] = []
     if row.scaled:
         unscale(hub, row)
+    if row.alarm is not None:
+        hub.alarms.delete(row.alarm)
     steps: list[tuple[str, bool]] = []
     if row.inference_component is not None:
         gone = hub.hosting.delete_component(row.inference_component)
@@ -261,6 +268,7 @@ def _claim(
         idle_ttl_hours=deployment.deploy.idle_ttl_hours,
         inference_component=deployment.component,
         scaled=row is not None and row.scaled,
+        alarm=deployment.alarm or (row.alarm if row is not None else None),
     )
     if not hub.table.claim_endpoint(claimed):
         raise EndpointBusyError(f"another run is deploying to endpoint {deployment.endpoint}")
@@ -291,7 +299,7 @@ def _settle(hub: Hub, row: EndpointRecord, reason: str) -> None:
     outcome = "out_of_capacity" if is_capacity_error(reason) or "Capacity" in reason else "failed"
     message = {"outcome": outcome, "endpoint": row.name, "reason": reason[:1000]}
     hub.table.update_endpoint(row, reason=reason[:1000])
-    if outcome == "failed":
+    if outcome == "failed" and not is_terminal(run.state):
         hub.table.update_run(run, error="EndpointFailed", cause=reason[:2000])
     hub.executions.settle(row.token, message)
     hub.table.update_endpoint(row, token=None)

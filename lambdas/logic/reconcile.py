@@ -19,6 +19,7 @@ from lambdas.logic.endings import (
 )
 from lambdas.logic.endpoints import delete_endpoint, observe_endpoint, retry_deletion
 from lambdas.logic.notes import note
+from lambdas.logic.orphans import stop_orphans
 from lambdas.logic.records import AttemptRecord, EndpointRecord, RunRecord
 from lambdas.logic.runs import start_execution
 from lambdas.logic.specs import load_spec
@@ -35,9 +36,9 @@ _STALE_SAVES = 3
 
 
 def reconcile(
-    hub: Hub, state_machine_arn: str, *, catch: tuple[type[Exception], ...]
+    hub: Hub, state_machine_arn: str, *, stack: str, catch: tuple[type[Exception], ...]
 ) -> dict[str, int]:
-    """One pass over everything that is not terminal.
+    """One pass over everything that is not terminal, and over running jobs that should not be.
 
     One item's trouble (an error of ``catch``, or one of ours) does not keep the others waiting.
 
@@ -50,10 +51,11 @@ def reconcile(
         hub.table.open_runs(),
         hub.table.open_endpoints(),
     )
-    work: list[tuple[str, Callable[[], None]]] = [
+    work: list[tuple[str, Callable[[], object]]] = [
         *((item.job_name, partial(_attempt, hub, item)) for item in attempts),
         *((item.name, partial(_endpoint, hub, item)) for item in endpoints),
         *((item.run_id, partial(_run, hub, item, state_machine_arn)) for item in runs),
+        ("orphaned jobs", partial(stop_orphans, hub, stack, {item.job_name for item in attempts})),
     ]
     errors: tuple[type[Exception], ...] = (HubError, *catch)
     for what, look in work:

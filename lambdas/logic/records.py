@@ -177,6 +177,8 @@ class EndpointRecord:
     inference_component: str | None = None
     scaled: bool = False
     """A scalable target was registered for it."""
+    alarm: str | None = None
+    """CloudWatch alarm on its errors."""
 
 
 @dataclass(frozen=True, slots=True)

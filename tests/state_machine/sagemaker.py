@@ -167,6 +167,12 @@ class FakeSageMaker:
         if self.stop_works and job["TrainingJobStatus"] != "Stopping":
             self.move(name, "Stopping", "Stopping", tell=False)
 
+    def do_ListTrainingJobs(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        shown = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingJobStatus")
+        wanted = request.get("StatusEquals")
+        found = [job for job in self.jobs.values() if wanted in (None, job["TrainingJobStatus"])]
+        return {"TrainingJobSummaries": [{key: job[key] for key in shown} for job in found]}
+
     def do_ListTags(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         kind, name = request["ResourceArn"].split(":")[-1].split("/", 1)
         found = {"training-job": self.jobs, "endpoint": self.endpoints}[kind][name]
@@ -203,7 +209,8 @@ class FakeSageMaker:
             raise AwsError("ValidationException", "Cannot update in-progress endpoint")
         _get(self.configs, request["EndpointConfigName"])
         endpoint |= {"EndpointStatus": "Updating", "LastModifiedTime": time.time(),
-                     "_next": request["EndpointConfigName"]}  # fmt: skip
+                     "_next": request["EndpointConfigName"],
+                     "_guard": request.get("DeploymentConfig")}  # fmt: skip
         return {"EndpointArn": endpoint["EndpointArn"]}
 
     def do_DescribeEndpoint(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.states import EndpointState, RunState
+from lambdas.adapters.aws import client
 from lambdas.hub import hub
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.specs import DEPLOY, run_spec
@@ -27,6 +28,17 @@ def _deployed(cloud: Cloud, deploy: dict[str, Any], step: int = 20) -> str:
     cloud.serve("demo")
     assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
     return run_id
+
+
+def _alarms(endpoint: str) -> list[str]:
+    """Names of the alarms on an endpoint's own 5xx answers."""
+    wanted = {"EndpointName": endpoint, "VariantName": "primary"}
+    return [
+        alarm["AlarmName"]
+        for alarm in client("cloudwatch").describe_alarms()["MetricAlarms"]
+        if alarm["MetricName"] == "Invocation5XXErrors"
+        and {item["Name"]: item["Value"] for item in alarm["Dimensions"]} == wanted
+    ]
 
 
 def test_a_run_ends_with_an_endpoint_that_answered_a_real_question(cloud: Cloud) -> None:
@@ -120,6 +132,8 @@ def test_a_second_run_updates_the_endpoint_blue_green(cloud: Cloud) -> None:
     second = _trained(cloud, DEPLOY, step=40)
     cloud.sagemaker.endpoint("demo", "Updating")
     assert cloud.sagemaker.calls["UpdateEndpoint"] == 1
+    guard = cloud.sagemaker.endpoints["demo"]["_guard"]["AutoRollbackConfiguration"]
+    assert [item["AlarmName"] for item in guard["Alarms"]] == _alarms("demo")
     # The old configuration still shows for a moment: that is no rollback.
     cloud.reconcile()
     cloud.serve("demo")
@@ -198,6 +212,7 @@ def test_autoscaling_and_scale_to_zero_are_set_up_and_forgotten(cloud: Cloud) ->
 
 def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
     _deployed(cloud, DEPLOY)
+    assert len(_alarms("demo")) == 1
     with cloud.sagemaker.lock:
         cloud.sagemaker.endpoints["demo"]["EndpointStatus"] = "Updating"
     status, document = cloud.api("DELETE", "/v1/endpoints/demo")
@@ -209,6 +224,7 @@ def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
     assert not cloud.sagemaker.endpoints
     assert not cloud.sagemaker.configs
     assert not cloud.sagemaker.models
+    assert _alarms("demo") == []
     assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
     assert cloud.api("GET", "/v1/endpoints")[1]["endpoints"] == []
 

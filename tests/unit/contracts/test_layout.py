@@ -14,6 +14,7 @@ from contracts.layout import (
     RunLayout,
     StageLayout,
     attempt_of_job,
+    endpoint_alarm_name,
     endpoint_config_name,
     job_name,
     join_uri,
@@ -58,6 +59,7 @@ def test_names_are_a_function_of_what_they_name() -> None:
     assert job_name("tv-1", 0, 1234) == "tv-1-0-a1234"
     assert model_name("tv-1", "1" * 64, "2" * 64) == f"tv-1-{'1' * 8}-{'2' * 7}"
     assert endpoint_config_name("e" * 63, "1" * 64, "2" * 64) == f"{'e' * 44}-{'1' * 8}-{'2' * 8}"
+    assert endpoint_alarm_name("GrpoHub", "tv") == "GrpoHub-endpoint-tv-errors"
 
 
 @pytest.mark.parametrize("name", ["Tv", "-tv", "tv-", "tv_1", "", "ä", "a" * 47])

@@ -16,6 +16,7 @@ from contracts.attempt import AttemptConfig, CheckpointRef
 from contracts.compute import DeploySpec
 from lambdas.logic.deployment import (
     Deployment,
+    build_alarm_request,
     build_endpoint_config_request,
     build_endpoint_request,
     build_inference_component_request,
@@ -30,14 +31,15 @@ from lambdas.settings import HostingSettings, JobSettings, VpcSettings
 from tests.state_machine.specs import run_spec, sft
 from tests.unit.lambdas.rows import RUN_ID, attempt, model, run, spec, stage
 
-SERVICE = botocore.session.get_session().get_service_model("sagemaker")
+SESSION = botocore.session.get_session()
 VPC = VpcSettings(("subnet-1",), ("sg-1",))
 JOBS = JobSettings("image:1", "arn:aws:iam::123456789012:role/train", "GrpoHub")
 HOSTING = HostingSettings("serve:1", "arn:aws:iam::123456789012:role/serve", "GrpoHub")
 
 
-def valid(operation: str, request: dict[str, Any]) -> dict[str, Any]:
-    validate_parameters(request, SERVICE.operation_model(operation).input_shape)
+def valid(operation: str, request: dict[str, Any], service: str = "sagemaker") -> dict[str, Any]:
+    model_of_it = SESSION.get_service_model(service).operation_model(operation)
+    validate_parameters(request, model_of_it.input_shape)
     return request
 
 
@@ -124,8 +126,13 @@ def test_every_deployment_makes_requests_that_sagemaker_takes(least: int | None)
     if least == 0:
         valid("CreateInferenceComponent", build_inference_component_request(made))
         assert "DeploymentConfig" not in update
+        assert made.alarm is None
         assert "ExecutionRoleArn" in config
     else:
+        guard = update["DeploymentConfig"]["AutoRollbackConfiguration"]
+        assert guard == {"Alarms": [{"AlarmName": made.alarm}]}
+        alarm = valid("PutMetricAlarm", build_alarm_request(made), "cloudwatch")
+        assert alarm["AlarmName"] == made.alarm
         assert config["ProductionVariants"][0]["ModelName"] == made.model_name
 
 

@@ -1,0 +1,162 @@
+"""Cancel at every task, then redrive from it: nothing is left, and nothing is made twice.
+
+moto has no RedriveExecution. What it does is known: the failed or aborted state runs again, with
+the input it had, in the same definition, and the context object counts the redrive. `_redrive` does
+that in the same interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from contracts.states import RunState
+from tests.state_machine.cloud import ASL, Cloud, stage_layout
+from tests.state_machine.specs import DEPLOY, run_spec
+
+_TASKS = {
+    name: state["Parameters"]["FunctionName"][2:-len("FunctionArn}")]
+    for name, state in json.loads(ASL.read_text())["States"].items()
+    if state["Type"] == "Task"
+}  # fmt: skip
+_ON_THE_WAY = [name for name in _TASKS if name not in ("CleanUp", "ConcludeFailure")]
+
+
+@pytest.mark.parametrize("state", _ON_THE_WAY)
+def test_a_run_cancelled_at_any_task_leaves_nothing_and_can_be_redriven(
+    cloud: Cloud, state: str
+) -> None:
+    with _held(_handler(_TASKS[state])) as (inside, release):
+        run_id = cloud.submit(run_spec(deploy=DEPLOY))
+        _go_on(cloud, run_id, inside.is_set)
+        cloud.api("POST", f"/v1/runs/{run_id}/cancel")
+        release()
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.CANCELLED, end=True)
+    assert cloud.wait_execution(run_id) == "ABORTED"
+    _until(cloud, lambda: not cloud.sagemaker.endpoints)
+    assert not _living(cloud)
+    # A model or configuration that no endpoint ever had costs nothing, and is adopted by what
+    # comes next; one that an endpoint had goes with it.
+    unused = state in ("CreateEndpointConfig", "CreateOrUpdateEndpoint")
+    assert unused or not (cloud.sagemaker.models or cloud.sagemaker.configs)
+
+    _redrive(cloud, run_id, state)
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
+    assert list(cloud.sagemaker.endpoints) == ["demo"]
+    assert len(cloud.sagemaker.models) == len(cloud.sagemaker.configs) == 1
+    assert not _living(cloud)
+    made = [f"{run_id}-0-a{number:03d}" for number in range(1, 3)]
+    assert set(cloud.sagemaker.jobs) <= set(made)
+
+
+def test_a_failed_run_that_is_redriven_makes_one_further_job(cloud: Cloud) -> None:
+    run_id = cloud.submit(run_spec(recovery={"max_failures": 0}))
+    cloud.train(f"{run_id}-0-a001")
+    cloud.sagemaker.move(f"{run_id}-0-a001", "Failed", "Failed", "InternalServerError")
+    assert cloud.wait(run_id).run.error == "FailureBudgetSpent"
+    assert cloud.wait_execution(run_id) == "FAILED"
+    assert cloud.history(run_id)[-1] == "ConcludeFailure"
+    _redrive(cloud, run_id, "ConcludeFailure")
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
+    assert list(cloud.sagemaker.jobs) == [f"{run_id}-0-a001", f"{run_id}-0-a002"]
+
+
+def test_a_failed_endpoint_that_is_redriven_is_made_once_more_and_nothing_is_trained(
+    cloud: Cloud,
+) -> None:
+    run_id = cloud.submit(run_spec(deploy=DEPLOY))
+    _go_on(cloud, run_id, lambda: "demo" in cloud.sagemaker.endpoints)
+    cloud.sagemaker.until(lambda: cloud.invocations["await_endpoint"] > 0, "the wait")
+    cloud.sagemaker.move_endpoint("demo", "Failed", "did not pass the ping health check")
+    assert cloud.wait(run_id).run.state is RunState.ENDPOINT_FAILED
+    assert cloud.wait_execution(run_id) == "FAILED"
+    _redrive(cloud, run_id, "ConcludeFailure")
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
+    assert list(cloud.sagemaker.jobs) == [f"{run_id}-0-a001"]
+    assert list(cloud.sagemaker.endpoints) == ["demo"]
+    assert len(cloud.sagemaker.models) == len(cloud.sagemaker.configs) == 1
+
+
+def _redrive(cloud: Cloud, run_id: str, state: str) -> None:
+    """Run the definition from ``state`` on, with the input it was last entered with."""
+    arn = cloud.folder(run_id).run.execution_arn
+    events = cloud.states.get_execution_history(executionArn=arn, maxResults=1000)["events"]
+    entered = [event.get("stateEnteredEventDetails", {}) for event in events]
+    [*_, given] = [item["input"] for item in entered if item.get("name") == state]
+
+    def from_here(definition: dict[str, Any]) -> None:
+        definition["StartAt"] = state
+        payload = definition["States"]["ConcludeFailure"]["Parameters"]["Payload"]
+        del payload["execution.$"]
+        payload["execution"] = {"Id": arn, "RedriveCount": 1}
+
+    machine = cloud.create_machine(from_here)
+    cloud.states.start_execution(stateMachineArn=machine, name=f"{run_id}-redriven", input=given)
+
+
+def _go_on(cloud: Cloud, run_id: str, until: Callable[[], bool], *, end: bool = False) -> None:
+    """SageMaker does its work until something holds: jobs train and complete (or stop, with
+    ``end``), endpoints come up."""
+
+    def step() -> bool:
+        for name, job in list(cloud.sagemaker.jobs.items()):
+            if job["TrainingJobStatus"] == "Stopping":
+                cloud.sagemaker.move(name, "Stopped", "Stopped")
+            elif job["TrainingJobStatus"] == "InProgress" and not end:
+                cloud.complete(name, stage_layout(run_id))
+        for name, endpoint in list(cloud.sagemaker.endpoints.items()):
+            if endpoint["EndpointStatus"] == "Creating":
+                cloud.serve(name)
+        return until()
+
+    cloud.sagemaker.until(step, "what was waited for")
+
+
+def _until(cloud: Cloud, condition: Callable[[], bool]) -> None:
+    for _ in range(5):
+        if condition():
+            return
+        cloud.reconcile()
+    raise AssertionError("it does not come, whatever the reconciler does")
+
+
+def _living(cloud: Cloud) -> list[str]:
+    return [
+        name
+        for name, job in cloud.sagemaker.jobs.items()
+        if job["TrainingJobStatus"] in ("InProgress", "Stopping")
+    ]
+
+
+def _handler(construct_id: str) -> str:
+    """`PrepareRun` -> `prepare_run`."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in construct_id)[1:]
+
+
+@contextmanager
+def _held(name: str) -> Iterator[tuple[threading.Event, Callable[[], None]]]:
+    """Stop the world inside handler ``name`` once: (it is there, a function that lets it go on)."""
+    module = importlib.import_module(f"lambdas.handlers.{name}")
+    inside, go = threading.Event(), threading.Event()
+    real = module.handler
+
+    def held(event: dict[str, Any], context: Any) -> Any:
+        inside.set()
+        assert go.wait(60)
+        return real(event, context)
+
+    def release() -> None:
+        module.handler = real
+        go.set()
+
+    module.handler = held
+    try:
+        yield inside, release
+    finally:
+        release()
