@@ -12,13 +12,12 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from client.chat import answer_text, deltas
 from client.run_files import prepare
-from client.settings import ConfigurationError, Settings, load_settings
+from client.settings import Settings, load_settings
+from client.transport import ApiError, Transport, UnreachableError
 from client.upload import Progress, Uploader
 from contracts.api import (
     AttemptList,
@@ -32,7 +31,6 @@ from contracts.api import (
     LogLine,
     LogsPage,
     MetricsPage,
-    ProblemDocument,
     RecipeList,
     RecipeView,
     RewardCatalogue,
@@ -50,23 +48,7 @@ from contracts.states import RunState, is_terminal
 __all__ = ["ApiError", "Hub", "RunFailedError", "UnreachableError"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_RETRIED = frozenset({429, 500, 502, 503, 504})
-_TRIES = 4
 NOT_FOUND = 404
-
-
-class ApiError(RuntimeError):
-    """The API refused; `problem` is its problem+json document, `problem.problems` what to mend."""
-
-    def __init__(self, problem: ProblemDocument) -> None:
-        self.problem = problem
-        lines = [f"{problem.title} ({problem.status}): {problem.detail}"]
-        lines += [f"  {p.path}: {p.reason}. {p.fix}" for p in problem.problems]
-        super().__init__("\n".join(lines))
-
-
-class UnreachableError(ConnectionError):
-    """No answer from the API's address after several tries."""
 
 
 class RunFailedError(RuntimeError):
@@ -90,13 +72,7 @@ class Hub:
 
     def __init__(self, api_url: str | None = None, *, settings: Settings | None = None) -> None:
         self.settings = settings or load_settings(api_url)
-        credentials = self.settings.session.get_credentials()
-        if credentials is None:
-            raise ConfigurationError(
-                "no AWS credentials: configure a profile or run `aws sso login`"
-            )
-        self._signer = SigV4Auth(credentials, "execute-api", self.settings.region)
-        self._http = httpx.Client(timeout=httpx.Timeout(35, connect=10))
+        self._transport = Transport(self.settings)
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +87,7 @@ class Hub:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._transport.close()
 
     # Runs
 
@@ -328,7 +304,7 @@ class Hub:
             AnswerError: when the endpoint's answer is no chat completion.
         """
         body = {"messages": messages, **settings}
-        answer = self._request("POST", f"/endpoints/{_quoted(endpoint)}/chat", body)
+        answer = self._transport.request("POST", f"/endpoints/{_quoted(endpoint)}/chat", body)
         return answer_text(answer.json())
 
     def stream_chat(
@@ -378,12 +354,12 @@ class Hub:
 
     def delete_recipe(self, name: str) -> None:
         """Forget a recipe."""
-        self._request("DELETE", f"/recipes/{_quoted(name)}", None)
+        self._transport.request("DELETE", f"/recipes/{_quoted(name)}", None)
 
     # HTTP
 
     def _get(self, model: type[ModelT], path: str, **query: Any) -> ModelT:
-        return _read(model, self._request("GET", path, None, query=query))
+        return _read(model, self._transport.request("GET", path, None, query=query))
 
     def _send(
         self,
@@ -394,54 +370,7 @@ class Hub:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> ModelT:
-        return _read(model, self._request(method, path, body, headers=headers))
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        *,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
-        """Sign and send; try again what can be repeated safely.
-
-        A POST is repeated only with an Idempotency-Key: without one a lost answer may hide a deed.
-        """
-        params = {key: str(value) for key, value in (query or {}).items() if value is not None}
-        url = str(httpx.URL(f"{self.settings.api_url}/v1{path}", params=params))
-        content = None if body is None else json.dumps(body).encode()
-        repeatable = method != "POST" or "Idempotency-Key" in (headers or {})
-        for attempt in range(1, _TRIES + 1):
-            last = attempt == _TRIES or not repeatable
-            try:
-                response = self._http.request(
-                    method,
-                    url,
-                    content=content,
-                    headers=self._signed(method, url, content, headers),
-                )
-            except httpx.TransportError as error:
-                if last:
-                    raise UnreachableError(f"{self.settings.api_url}: {error}") from error
-            else:
-                if response.is_success:
-                    return response
-                if last or response.status_code not in _RETRIED:
-                    raise _api_error(response)
-            time.sleep(0.2 * 2**attempt)
-        raise AssertionError("the last try returns or raises")
-
-    def _signed(
-        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str] | None
-    ) -> dict[str, str]:
-        given = {"Accept": "application/json", **(headers or {})}
-        if content is not None:
-            given["Content-Type"] = "application/json"
-        request = AWSRequest(method=method, url=url, data=content, headers=given)
-        self._signer.add_auth(request)
-        return dict(request.headers.items())
+        return _read(model, self._transport.request(method, path, body, headers=headers))
 
 
 def _no_endpoint(name: str, reason: str, fix: str) -> InvalidInputError:
@@ -454,19 +383,3 @@ def _quoted(part: str) -> str:
 
 def _read(model: type[ModelT], response: httpx.Response) -> ModelT:
     return model.model_validate_json(response.content)
-
-
-def _api_error(response: httpx.Response) -> ApiError:
-    """The API's own problem document, or one for answers of API Gateway itself (403, 503)."""
-    try:
-        return ApiError(ProblemDocument.model_validate_json(response.content))
-    except ValidationError:
-        return ApiError(
-            ProblemDocument(
-                type="about:blank",
-                title=response.reason_phrase or "HTTP error",
-                status=response.status_code,
-                detail=response.text[:500] or "the answer has no body",
-                request_id=response.headers.get("apigw-requestid", ""),
-            )
-        )
