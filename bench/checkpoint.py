@@ -98,24 +98,24 @@ def measure_upload(server: S3Server, folder: Path, s5cmd: str | None) -> dict[st
     size = sum(path.stat().st_size for path in files) / 1e6
     store, client = Store(BUCKET), boto3.client("s3")
 
-    def ours(turn: int) -> None:
-        store.upload({path: f"ours/{turn}/{name}" for path, name in files.items()})
+    def ours() -> None:
+        store.upload({path: f"ours/{name}" for path, name in files.items()})
 
-    def by_boto3(turn: int) -> None:
+    def by_boto3() -> None:
         for path, name in files.items():
-            client.upload_file(str(path), BUCKET, f"theirs/{turn}/{name}")
+            client.upload_file(str(path), BUCKET, f"theirs/{name}")
 
-    def by_s5cmd(turn: int) -> None:
+    def by_s5cmd() -> None:
         command = [str(s5cmd), "--endpoint-url", server.endpoint, "cp", "--concurrency", "8",
-                   "--part-size", "16", f"{folder}/", f"s3://{BUCKET}/theirs/{turn}/"]  # fmt: skip
+                   "--part-size", "16", f"{folder}/", f"s3://{BUCKET}/theirs/"]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    def rate(upload: Callable[[int], None], turn: int) -> float:
+    def rate(upload: Callable[[], None]) -> float:
         started = time.perf_counter()
-        upload(turn)
+        upload()
         return size / (time.perf_counter() - started)
 
-    rates = [(rate(ours, turn), rate(by_s5cmd if s5cmd else by_boto3, turn)) for turn in range(3)]
+    rates = [(rate(ours), rate(by_s5cmd if s5cmd else by_boto3)) for _ in range(3)]
     own, other = (max(found) for found in zip(*rates, strict=True))
     return {
         "megabytes": size,

@@ -52,7 +52,7 @@ def lose(server: S3Server, lost: int) -> tuple[float, float, str]:
 def main() -> None:
     """Print one line per trial, then the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=2)
     trials = parser.parse_args().trials
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     formed: list[float] = []

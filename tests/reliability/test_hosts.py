@@ -15,11 +15,16 @@ import pytest
 from contracts.failures import ExitCode
 from tests.reliability.cluster import Hosts
 from tests.reliability.job import Job, toy_job
-from tests.training.s3 import S3Server, s3_server
+from tests.training.s3 import BUCKET, S3Server, s3_server
+from training_container.checkpoints.store import Store
+from training_container.cluster.addresses import Ports
+from training_container.cluster.ticket import Ticket, publish_ticket
 
 pytestmark = pytest.mark.timeout(900)  # Ray takes minutes to start where every core is busy
-RANK = "tests.reliability.toy_rank"
+RANK, WARM_RANK = "tests.reliability.toy_rank", "tests.reliability.warm"
 STEPS = 16
+APART_SECONDS = float(os.environ.get("GRPOHUB_TEST_APART_SECONDS", "10"))
+"""Between the starts of two hosts; seconds show the same as the minute that has been seen."""
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +41,10 @@ def make(server: S3Server, tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
 
     def start(
         *, limits: Mapping[str, float] | None = None, tags: Mapping[str, str] | None = None,
-        every_minutes: float = 0.001,
+        every_minutes: float = 0.001, rank: str = WARM_RANK,
     ) -> Hosts:  # fmt: skip
         job = toy_job(
-            server, tmp_path, steps=STEPS, module=RANK, every_minutes=every_minutes,
+            server, tmp_path, steps=STEPS, module=rank, every_minutes=every_minutes,
             tags={"pause": "0.2", **(tags or {})},
         )  # fmt: skip
         made.append(Hosts(job, limits=dict(limits or {})))
@@ -146,12 +151,32 @@ def test_a_host_that_never_comes_is_named(make: Callable[..., Hosts]) -> None:
 
 
 @pytest.mark.long
-def test_hosts_a_minute_apart_still_meet(make: Callable[..., Hosts]) -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_hosts_meet_in_any_order_and_some_time_apart(make: Callable[..., Hosts], order) -> None:
+    """`volcengine/verl#1144`. Instances of a job have come up minutes apart."""
     hosts = make()
-    hosts.start(0)
-    time.sleep(60)
-    hosts.start(1)
+    hosts.start(order[0])
+    time.sleep(APART_SECONDS)
+    hosts.start(order[1])
     assert hosts.wait() == [0, 0], hosts.logs()
+
+
+@pytest.mark.long
+def test_a_ticket_of_a_dead_session_lets_nobody_in(
+    server: S3Server, make: Callable[..., Hosts]
+) -> None:
+    """`volcengine/verl#1144`, `#595`: hosts met in the session of an incarnation before. The old
+    ticket names the port of the new cluster, whose own ticket is late: the new one refuses it."""
+    hosts = make()
+    key = hosts.job.layout.cluster(1)
+    stale = Ticket.mint(Ports.of(hosts.names[0]).head)
+    publish_ticket(Store(BUCKET, server.client()), hosts.job.layout, 1, stale)
+    server.fail("PUT", key, "SlowDown", times=1)
+    hosts.start_all()
+    assert hosts.wait() == [0, 0], hosts.logs()
+    assert server.count("PUT", key) == 3
+    assert "asking for the ticket again" in hosts.log(1) or server.count("GET", key) > 2
+    assert stale.session not in hosts.log(0)
 
 
 @pytest.mark.long
@@ -191,7 +216,7 @@ def test_a_failure_on_one_rank_ends_all_hosts_with_its_message(
 @pytest.mark.long
 def test_a_rank_that_hangs_is_found_and_named(make: Callable[..., Hosts]) -> None:
     """`volcengine/verl#3873`, `#3324`"""
-    hosts = make(limits={"idle": 30.0})
+    hosts = make(limits={"idle": 30.0}, rank=RANK)
     hosts.start_all()
     hosts.wait_for(lambda: hosts.step() >= 3)
     rank = next(p for p in tree(hosts, 1) if RANK in p.cmdline())
@@ -205,7 +230,7 @@ def test_a_rank_that_hangs_is_found_and_named(make: Callable[..., Hosts]) -> Non
 
 @pytest.mark.long
 def test_nothing_is_left_behind_when_a_job_is_over(make: Callable[..., Hosts]) -> None:
-    hosts = make()
+    hosts = make(rank=RANK)
     hosts.start_all()
     hosts.wait_for(lambda: hosts.step() >= 3)
     processes = [p for rank in range(2) for p in tree(hosts, rank)]
@@ -222,7 +247,9 @@ def tree(hosts: Hosts, rank: int) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_hosts_that_are_cut_off_from_each_other_both_end(server: S3Server, tmp_path: Path) -> None:
+def test_hosts_that_are_cut_off_from_each_other_both_end_and_lose_no_saved_step(
+    reference: tuple[dict[int, float], bytes], server: S3Server, tmp_path: Path
+) -> None:
     """A partition kills nobody and resets no connection: only silence tells."""
     from tests.reliability.namespaces import Namespaces, unavailable
 
@@ -230,15 +257,18 @@ def test_hosts_that_are_cut_off_from_each_other_both_end(server: S3Server, tmp_p
         pytest.skip(reason)
     server.clear()
     with Namespaces(2, server.endpoint) as net:
-        job = toy_job(server, tmp_path, steps=2000, module=RANK, tags={"pause": "0.2"})
+        job = toy_job(server, tmp_path, steps=STEPS, module=RANK, tags={"pause": "0.5"})
         job.environ["AWS_ENDPOINT_URL"] = net.endpoint
         hosts = Hosts(job, wrap=net.command, names=net.addresses, interface=net.interface)
         try:
             hosts.start_all()
-            hosts.wait_for(lambda: hosts.step() >= 3)
+            hosts.wait_for(lambda: len(job.complete()) > 0 and hosts.step() >= 3)
             net.cut(1)
             assert hosts.wait() == [ExitCode.CLUSTER, ExitCode.CLUSTER], hosts.logs()
         finally:
             hosts.kill_all()
         assert f"host 1 ({net.addresses[1]}) was lost" in hosts.failure(0)
         assert f"the leader {net.addresses[0]} was lost" in hosts.failure(1)
+        assert job.complete()[0].id.step < STEPS
+        continue_on_one_host(hosts)
+    assert (losses(job), job.model()) == reference

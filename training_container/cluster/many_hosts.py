@@ -242,10 +242,11 @@ class ManyHosts:
             self._view.read()
 
     def _heard(self) -> bool:
-        """Leader: everybody who lives has taken the verdict. Others: the farewell has arrived."""
+        """Leader: everybody who lives has taken the verdict. Others: the farewell has arrived.
+        Without a table there is nobody to hear it."""
         table = self._view.table
         if table is None:
-            return False
+            return True
         if not self._view.leads:
             return table.rows[self._env.host_rank].phase == Phase.LEFT
         gone = self._view.lost()
