@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +112,7 @@ def run_stage(
     stage = spec.stages[stage_index]
     _refuse_images(stage)
     data = StageData.load(stage, inputs, trust_remote_code=spec.model.trust_remote_code)
-    plane = _reward_plane(world, stage, data, inputs)  # probed before any weights load
+    plane = _reward_plane(world, stage, data, inputs, run_id)  # probed before any weights load
     model = load_model(inputs.model, trust_remote_code=spec.model.trust_remote_code)
     if checkpointer.load_weights(PolicyWeights(model)):
         log.info("weights of the named checkpoint loaded over the stage's model")
@@ -183,6 +185,8 @@ def run_stage(
         base_model=spec.model.source,
         metrics=_final_metrics(latest, progress),
     )
+    if plane is not None:
+        shutil.rmtree(_judgements(run_id, stage.name), ignore_errors=True)
     return StageResult(progress.step, export_model(policy, data.tokenizer, inputs.export, origin))
 
 
@@ -277,7 +281,11 @@ def _config_fingerprint(stage: SftStage | GrpoStage) -> str:
 
 
 def _reward_plane(
-    world: World, stage: SftStage | GrpoStage, data: StageData, inputs: StageInputs
+    world: World,
+    stage: SftStage | GrpoStage,
+    data: StageData,
+    inputs: StageInputs,
+    run_id: str,
 ) -> RewardPlane | None:
     """The leader's reward sources, loaded and tried on real rows; None elsewhere and in SFT.
 
@@ -290,7 +298,10 @@ def _reward_plane(
 
     def prepare() -> None:
         context = SourceContext(
-            files=inputs.code, columns=data.columns, read_paths=(str(inputs.train),)
+            files=inputs.code,
+            columns=data.columns,
+            read_paths=(str(inputs.train),),
+            cache=_judgements(run_id, stage.name),
         )
         try:
             plane = RewardPlane(stage.rewards, context)
@@ -302,6 +313,11 @@ def _reward_plane(
 
     world.lead(prepare)
     return planes[0] if planes else None
+
+
+def _judgements(run_id: str, stage: str) -> Path:
+    """What judges said in this stage: beside the scratch folder, which an incarnation empties."""
+    return Path(tempfile.gettempdir()) / f"grpohub-judgements-{run_id}-{stage}"
 
 
 def _dry_run_samples(prompts: Sequence[Prompt], answer: str | None) -> list[Sample]:

@@ -104,7 +104,9 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     made.stop()
 
 
-def judge(url: str, timeout_seconds: float = 30.0, **settings: Any) -> RewardSource:
+def judge(
+    url: str, timeout_seconds: float = 30.0, kept_in: Path | None = None, **settings: Any
+) -> RewardSource:
     names = ("max_concurrency", "call_timeout_seconds", "max_retries", "model", "api_key_secret")
     address = {name: settings.pop(name) for name in names if name in settings}
     given = {"endpoint": {"url": url, **address}, **settings}
@@ -113,7 +115,7 @@ def judge(url: str, timeout_seconds: float = 30.0, **settings: Any) -> RewardSou
             {"name": "judge", "weight": 1.0, "judge": given, "timeout_seconds": timeout_seconds}
         )
     )
-    return build_source(spec, SourceContext(columns=("rubric",)))
+    return build_source(spec, SourceContext(columns=("rubric",), cache=kept_in))
 
 
 def score(source: RewardSource, *completions: str) -> Scores:
@@ -413,9 +415,42 @@ def test_a_reward_file_can_ask_a_judge_by_itself(service: Service, tmp_path: Pat
         source(gone.url).prepare()
 
 
-def test_memory_of_judgements_is_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training_container.rewards.judge._REMEMBERED", 2)
-    source = judge(service.url)
+@pytest.mark.parametrize("kept", [False, True])
+def test_memory_of_judgements_is_bounded(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: bool
+) -> None:
+    monkeypatch.setattr("training_container.rewards.judge_cache._REMEMBERED", 2)
+    source = judge(service.url, kept_in=tmp_path if kept else None)
     assert score(source, "a", "b", "c").values == [0.5] * 3
     assert score(source, "c", "b").metrics["asked"] == 0
     assert score(source, "a").metrics["asked"] == 1
+    source.close()
+
+
+def test_judgements_outlive_the_trainer_s_process(service: Service, tmp_path: Path) -> None:
+    """An interrupted step asks again what it asked before, and does not pay again."""
+    source = judge(service.url, kept_in=tmp_path)
+    service.reply = lambda body: ok("Reward: 0.25" if "good" in asked(body) else "hm")
+    assert score(source, "good", "x").values == [0.25, None]
+    # As after a SIGKILL: nobody closed it.
+    again = judge(service.url, kept_in=tmp_path)
+    found = score(again, "good", "x")
+    assert found.values == [0.25, None]
+    assert found.metrics["asked"] == 1  # the failure, which may pass
+    assert (
+        score(judge(service.url, kept_in=tmp_path, temperature=0.9), "good").metrics["asked"] == 1
+    )
+    assert score(judge(service.url, kept_in=tmp_path, cache=False), "good").metrics["asked"] == 1
+    assert score(judge(service.url, kept_in=tmp_path / "other"), "good").metrics["asked"] == 1
+
+
+def test_a_cache_that_cannot_be_kept_is_no_reason_to_end(
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "judge.sqlite").write_text("no database, and longer than a header of SQLite" * 9)
+    assert score(judge(service.url, kept_in=tmp_path), "a").values == [0.5]
+    assert "are lost" in caplog.text
+    assert score(judge(service.url, kept_in=tmp_path), "a").metrics["asked"] == 0
+    (tmp_path / "file").write_text("")
+    assert score(judge(service.url, kept_in=tmp_path / "file" / "x"), "a").values == [0.5]
+    assert "in memory only" in caplog.text

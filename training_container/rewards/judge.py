@@ -24,11 +24,10 @@ from training_container.rewards.interface import (
     Sample,
     Scores,
 )
+from training_container.rewards.judge_cache import JudgementCache
 from training_container.rewards.judge_parser import Verdict, parse_judgement
 
 __all__ = ["Asker", "Conversation", "JudgeSource", "conversation_text", "seed_of"]
-
-_REMEMBERED = 100_000
 
 Conversation = tuple[Mapping[str, str], ...]
 """What a judge is asked: a system message, when there is one, and a user message."""
@@ -65,13 +64,15 @@ class JudgeSource:
     kind of its last judgement.
     """
 
-    def __init__(self, spec: RewardSpec, asker: Asker) -> None:
+    def __init__(self, spec: RewardSpec, asker: Asker, cache: JudgementCache | None = None) -> None:
+        """``cache`` holds judgements of earlier incarnations; in memory when None."""
         assert spec.judge is not None
         self.name = spec.name
         self._judge: JudgeReward = spec.judge
         self._timeout_seconds = spec.timeout_seconds
         self._asker = asker
-        self._cache: dict[str, _Judged] = {}
+        self._cache = JudgementCache() if cache is None else cache
+        self._settings = spec.judge.model_dump_json(exclude={"cache", "combine", "combine_with"})
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
         try:
             self._query = environment.from_string(spec.judge.query_template)
@@ -88,6 +89,7 @@ class JudgeSource:
 
     def close(self) -> None:
         self._asker.close()
+        self._cache.close()
 
     def score(self, request: RewardRequest) -> Scores:
         started = time.monotonic()
@@ -101,12 +103,16 @@ class JudgeSource:
                 scores.failures[index] = Failure(FailureKind.EXCEPTION, f"query: {error}")
                 keys.append(None)
                 continue
-            key = _digest(conversation) if self._judge.cache else f"{index}"
+            key = f"{index}"
+            if self._judge.cache:
+                key = JudgementCache.key(self._settings, conversation)
             keys.append(key)
-            if key not in self._cache:
-                asked[key] = conversation
+            asked[key] = conversation
+        known: dict[str, _Judged] = {}
+        if self._judge.cache:
+            known = {key: _Judged(one, None) for key, one in self._cache.find(asked).items()}
+            asked = {key: one for key, one in asked.items() if key not in known}
         left = max(0.0, self._timeout_seconds - (time.monotonic() - started))
-        known = {key: self._cache[key] for key in keys if key in self._cache}
         known |= self._judge_all(asked, left)
         for index, key in enumerate(keys):
             if key is None:
@@ -128,9 +134,7 @@ class JudgeSource:
         }
         if self._judge.cache:
             # A failure may pass; only a judgement is kept.
-            self._cache |= {key: one for key, one in judged.items() if one.failure is None}
-            for key in list(self._cache)[: max(0, len(self._cache) - _REMEMBERED)]:
-                del self._cache[key]  # the oldest; a week of training must not fill the memory
+            self._cache.add({key: v for key, one in judged.items() if (v := one.value) is not None})
         return judged
 
     def _average(self, judgements: Sequence[str]) -> _Judged:

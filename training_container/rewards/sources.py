@@ -41,6 +41,8 @@ class SourceContext:
     """Worker processes per source: most cores belong to the rollout."""
     read_paths: tuple[str, ...] = ()
     """Folders a user's file may read besides its own, such as the data channels."""
+    cache: Path | None = None
+    """Folder for what judges have said; kept in memory only when None."""
     start_seconds: float = START_SECONDS
     """Deadline of a worker process's start."""
     most_memory_mb: int = 2**20
@@ -98,7 +100,7 @@ def build_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
         case "model":
             return _model_source(spec, context)
         case "judge":
-            return _judge_source(spec)
+            return _judge_source(spec, context)
     assert spec.function is not None
     entry = built_in(spec.function)
     score = entry.bind(spec.parameters)
@@ -123,21 +125,24 @@ def _model_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
     return ModelSource(spec, fetch_weights(spec.model.source), context.files)
 
 
-def _judge_source(spec: RewardSpec) -> RewardSource:
+def _judge_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
     from training_container.rewards.assets import fetch_weights, resolve_secret
     from training_container.rewards.judge import JudgeSource
+    from training_container.rewards.judge_cache import JudgementCache
 
     assert spec.judge is not None
+    kept = context.cache is not None and spec.judge.cache
+    cache = JudgementCache(context.cache / f"{spec.name}.sqlite" if kept else None)
     if spec.judge.endpoint is not None:
         from training_container.rewards.judge_http import HttpAsker
 
         key = resolve_secret(spec.judge.endpoint.api_key_secret)
-        return JudgeSource(spec, HttpAsker(spec.judge, key))
+        return JudgeSource(spec, HttpAsker(spec.judge, key), cache)
     from training_container.rewards.judge_local import LocalAsker
 
     assert spec.judge.source is not None
     weights = fetch_weights(spec.judge.source)
-    return JudgeSource(spec, LocalAsker(spec.name, spec.judge, weights))
+    return JudgeSource(spec, LocalAsker(spec.name, spec.judge, weights), cache)
 
 
 def _built_in_pool(spec: RewardSpec, entry: BuiltIn, context: SourceContext) -> PoolConfig:
