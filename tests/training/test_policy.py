@@ -214,6 +214,9 @@ def test_dealing_and_cutting_use_every_sequence_once_within_the_budget(
         assert sorted(index for micro in micros for index in micro) == sorted(hand)
         for micro in micros:
             assert len(micro) * max(lengths[index] for index in micro) <= budget
+            padded = len(micro) * max(lengths[index] for index in micro)
+            real = sum(lengths[index] for index in micro)
+            assert padded <= max(real / 0.8, budget / 4 + max(lengths))
     loads = [sum(lengths[index] for index in hand) for hand in hands]
     assert max(loads) - min(loads) <= max(lengths)
 

@@ -90,11 +90,17 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def cut(indices: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of like lengths, each within ``max_tokens`` padded tokens (or a single one)."""
+    """Micro-batches of like lengths, each within ``max_tokens`` padded tokens (or a single one).
+
+    A quarter of the budget keeps a device busy; beyond that a sequence that would be a fifth
+    padding begins the next micro-batch.
+    """
     micros: list[list[int]] = []
     longest = 0
     for index in sorted(indices, key=lambda i: (-lengths[i], i)):
-        if micros and (len(micros[-1]) + 1) * longest <= max_tokens:
+        tokens = len(micros[-1]) * longest if micros else 0
+        wasteful = lengths[index] < 0.8 * longest and tokens >= max_tokens / 4
+        if micros and tokens + longest <= max_tokens and not wasteful:
             micros[-1].append(index)
         else:
             micros.append([index])
