@@ -95,13 +95,14 @@ def build_report(
     for stage in run.stages:
         of_stage = [attempt for attempt in attempts if attempt.stage_index == stage.index]
         held_out = held_out_curve(rows[stage.index])
+        trained = [row["step"] for row in rows[stage.index] if "loss" in row["metrics"]]
         before, after = (held_out[0][1], held_out[-1][1]) if held_out else (None, None)
         stages.append(
             {
                 "name": stage.name,
                 "method": stage.method,
-                "start_step": 0,
-                "end_step": rows[stage.index][-1]["step"],
+                "start_step": min(trained) - 1,
+                "end_step": max(trained),
                 "held_out_accuracy_before": base_accuracy() if stage.index == 0 else before,
                 "held_out_accuracy_after": warm if stage.index == 0 else after,
                 "attempts": len(of_stage),
