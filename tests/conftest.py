@@ -14,13 +14,10 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("gate")
 
 UNPROVEN = {
-    "tests/e2e/test_local_hub.py",
     "tests/reliability/test_hosts.py",
     "tests/reliability/test_hosts_embedded.py",
     "tests/reliability/test_interruptions.py",
     "tests/reliability/test_real_stage.py",
-    "tests/state_machine/test_crashes.py",
-    "tests/state_machine/test_events.py",
 }
 """Files whose `long` tests are written and have not yet been seen to end on an idle machine.
 `GRPOHUB_UNPROVEN=1 make test-long` runs them; a file leaves this list when they have passed."""

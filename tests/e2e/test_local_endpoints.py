@@ -4,13 +4,16 @@ failures.
 
 import datetime
 import json
+import sys
 
 import pytest
 
 from contracts.events import EndpointEvent, parse_event
 from local_aws.sagemaker.capacity import Shortage
 from local_aws.server import LocalCloud
+from local_aws.synth import REPOSITORY
 from tests.e2e.small_cloud import image, until, write_assembly
+from tests.inference.tiny_model import write_model
 
 ROLE = "arn:aws:iam::123456789012:role/hosting"
 
@@ -27,13 +30,13 @@ def cloud(tmp_path_factory):
         yield running
 
 
-def make_config(cloud, name, *, prefix="model/", **environment):
+def make_config(cloud, name, *, prefix="model/", server=None, **environment):
     """A model and an endpoint configuration of one name."""
     client = cloud.client("sagemaker")
     uri = f"s3://{cloud.outputs['BucketName']}/{prefix}"
     source = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
     container = {
-        "Image": image("server"),
+        "Image": server or image("server"),
         "ModelDataSource": {"S3DataSource": source},
         "Environment": environment,
     }
@@ -43,7 +46,7 @@ def make_config(cloud, name, *, prefix="model/", **environment):
         "ModelName": name,
         "InstanceType": "ml.g5.xlarge",
         "InitialInstanceCount": 1,
-        "ContainerStartupHealthCheckTimeoutInSeconds": 60,
+        "ContainerStartupHealthCheckTimeoutInSeconds": 120,
     }
     client.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant])
 
@@ -128,6 +131,42 @@ def test_a_streamed_answer_arrives_part_by_part(cloud):
     parts = [event["PayloadPart"]["Bytes"] for event in answer["Body"]]
     assert len(parts) > 1
     assert b"".join(parts) == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+
+
+def test_the_real_container_answers_whole_and_in_a_stream(cloud, tmp_path):
+    """The hub's own inference container with a real model, and no more between than SageMaker."""
+    model = write_model(tmp_path / "model")
+    for file in model.iterdir():
+        key = f"real/{file.name}"
+        cloud.client("s3").upload_file(str(file), cloud.outputs["BucketName"], key)
+    command = [sys.executable, "-m", "inference_container"]
+    cloud.sagemaker.engine.images.add("real", command, REPOSITORY)
+    server = f"{image('server').rpartition(':')[0]}:real"
+    description = deploy(cloud, "real", prefix="real/", server=server, GRPOHUB_DEPLOY="{}")
+    assert description["EndpointStatus"] == "InService", description
+    question = [{"role": "user", "content": "How to move from (0,0) to (4,4)?"}]
+    fields = {"messages": question, "temperature": 0.0, "max_tokens": 12}
+    whole = ask(cloud, "real", json.dumps(fields))["choices"][0]["message"]["content"]
+    assert whole
+    answer = cloud.client("sagemaker-runtime").invoke_endpoint_with_response_stream(
+        EndpointName="real",
+        ContentType="application/json",
+        Body=json.dumps({**fields, "stream": True}),
+    )
+    assert answer["ContentType"].startswith("text/event-stream")
+    parts = [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
+    assert len(parts) > 1, "all at once is no stream"
+    *events, done = [line[6:] for line in "".join(parts).split("\n\n") if line]
+    assert done == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    client = cloud.client("sagemaker-runtime")
+    with pytest.raises(client.exceptions.ModelError) as caught:
+        client.invoke_endpoint_with_response_stream(
+            EndpointName="real", ContentType="application/json", Body='{"stream": true}'
+        )
+    assert caught.value.response["OriginalStatusCode"] == 400
+    assert "neither `messages` nor `prompt`" in caught.value.response["OriginalMessage"]
 
 
 def test_an_error_of_the_container_is_a_model_error_with_its_status_and_words(cloud):

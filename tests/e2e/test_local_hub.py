@@ -1,128 +1,55 @@
-"""The whole hub in the embedded cloud: the synthesised stack, its Lambdas and state machine, driven
-by the client.
-
-Only the containers are stand-ins (toy_trainer.py, toy_server.py), so that a run takes seconds.
-"""
+"""The whole hub in the embedded cloud, driven over HTTP and S3 as users drive it."""
 
 import json
-import sys
-from pathlib import Path
 
-import boto3
 import pytest
+from typer.testing import CliRunner
 
-from client.hub import ApiError, Hub
-from client.settings import Settings
-from contracts.states import RunState, is_terminal
+from client.cli import app
+from client.hub import ApiError
+from contracts.states import RunState
 from local_aws.sagemaker.capacity import Interruption, Shortage
-from local_aws.server import LocalCloud
-from local_aws.synth import REPOSITORY, current_assembly
 from tests.e2e.small_cloud import until
-
-# Eight real runs with their cold functions: minutes, not seconds.
-pytestmark = pytest.mark.long
-HERE = Path(__file__).parent
-COMMANDS = {
-    "training_container": [sys.executable, str(HERE / "toy_trainer.py")],
-    "inference_container": [sys.executable, str(HERE / "toy_server.py")],
-}
-SECONDS = 250  # for one run on a busy machine
-TYPES = ("ml.g5.xlarge", "ml.g6.xlarge", "ml.g5.2xlarge")
-
-
-@pytest.fixture(scope="module")
-def assembly():
-    """The real stack, synthesised when its sources have changed."""
-    return current_assembly(REPOSITORY / "build" / "e2e-cdk")
-
-
-def start(assembly, state):
-    """A cloud in which minutes of AWS are a second; the reconciler comes every five seconds."""
-    return LocalCloud(assembly, state, speed=60, commands=COMMANDS)
+from tests.e2e.toy_hub import (
+    SECONDS,
+    TYPES,
+    at_step,
+    finished,
+    first_steps,
+    hub_of,
+    jobs_of,
+    point_commands_at,
+    put_inputs,
+    spec,
+    start,
+)
 
 
 @pytest.fixture(scope="module")
-def cloud(assembly, tmp_path_factory):
+def cloud(tmp_path_factory):
     """The hub, with a model and data where runs may read them."""
-    with start(assembly, tmp_path_factory.mktemp("hub")) as running:
+    with start(tmp_path_factory.mktemp("hub")) as running:
         put_inputs(running)
         yield running
 
 
 @pytest.fixture(autouse=True)
-def _no_faults(request):
+def _no_faults(cloud):
     yield
-    if "cloud" in request.fixturenames:
-        running = request.getfixturevalue("cloud")
-        running.bus.faults.drop = False
-        running.sagemaker.engine.capacity.shortages.clear()
+    cloud.bus.faults.drop = cloud.bus.faults.duplicate = False
+    cloud.sagemaker.engine.capacity.shortages.clear()
 
 
-def put_inputs(cloud):
-    """A base model and a data set under inputs/."""
-    row = json.dumps({"problem": "1+1?", "answer": "2"}).encode()
-    for key, body in {
-        "inputs/model/config.json": b"{}",
-        "inputs/train.jsonl": row,
-        "inputs/val.jsonl": row,
-    }.items():
-        cloud.client("s3").put_object(Bucket=cloud.outputs["BucketName"], Key=key, Body=body)
-
-
-def hub_of(cloud):
-    """The client, as a user has it."""
-    session = boto3.Session(
-        aws_access_key_id="local", aws_secret_access_key="local", region_name="us-east-1"
-    )
-    return Hub(settings=Settings(cloud.api_url, "us-east-1", session, cloud.url))
-
-
-def spec(cloud, *, name="toy", stage="sft", steps=6, rungs=1, **more):
-    """A run file of one SFT stage on Spot."""
-    bucket = cloud.outputs["BucketName"]
-    data = {"train": f"s3://{bucket}/inputs/train.jsonl"}
-    data["validation"] = f"s3://{bucket}/inputs/val.jsonl"
-    return {
-        "name": name,
-        "model": {"source": f"s3://{bucket}/inputs/model/"},
-        "stages": [{"name": stage, "method": "sft", "data": data, "max_steps": steps}],
-        "compute": {
-            "ladder": [{"instance_type": kind, "spot": True} for kind in TYPES[:rungs]],
-            "max_runtime_hours": 10,
-        },
-        "recovery": {
-            "in_place_wait_minutes": 0.02,
-            "capacity_backoff_seconds": 1,
-            "failure_backoff_seconds": 1,
-        },
-        **more,
-    }
-
-
-def finished(hub, run_id):
-    """The run once it is terminal."""
-    return until(lambda: is_terminal((run := hub.run(run_id)).state) and run, SECONDS)
-
-
-def at_step(hub, run_id, step):
-    """Wait until the run shows a step."""
-    until(lambda: (hub.run(run_id).stages[0].step or 0) >= step, SECONDS)
-
-
-def jobs_of(cloud, run_id):
-    """Status and secondary status of a run's jobs, in order."""
-    records = [job.record for job in cloud.sagemaker.jobs_of(run_id)]
-    return [f"{r['TrainingJobStatus']}/{r['SecondaryStatus']}" for r in records]
-
-
+@pytest.mark.long
 def test_a_run_survives_both_kinds_of_interruption_and_ends_as_an_endpoint(cloud):
     hub = hub_of(cloud)
-    document = spec(cloud, name="whole", steps=30, deploy={"instance_type": "ml.g5.xlarge"})
+    document = spec(cloud, name="whole", steps=60, deploy={"instance_type": "ml.g5.xlarge"})
     run_id = hub.create_run(document).run_id
     at_step(hub, run_id, 3)
     # Capacity returns at once: managed Spot restarts the same job in place.
     cloud.sagemaker.interrupt(run_id, Interruption(with_notice=True, hold_seconds=0.1))
-    at_step(hub, run_id, 6)
+    until(lambda: hub.attempts(run_id)[0].interruptions == 1, SECONDS)
+    at_step(hub, run_id, (hub.run(run_id).stages[0].step or 0) + 2)
     # Capacity stays away for longer than the run waits: the hub moves to a new job.
     cloud.sagemaker.interrupt(run_id, Interruption(with_notice=False, hold_seconds=300))
     run = finished(hub, run_id)
@@ -131,12 +58,7 @@ def test_a_run_survives_both_kinds_of_interruption_and_ends_as_an_endpoint(cloud
     first, second = hub.attempts(run_id)
     assert first.interruptions == 2
     assert second.attempt == 2
-    group = "/aws/sagemaker/TrainingJobs"
-    events = cloud.client("logs").filter_log_events(logGroupName=group)["events"]
-    starts = [
-        e["message"] for e in events if run_id in e["logStreamName"] and "toy" in e["message"]
-    ]
-    steps = [int(text.rsplit(" ", 1)[1]) for text in starts]
+    steps = first_steps(cloud, run_id)
     assert len(steps) == 3
     assert steps[0] == 1
     assert 3 < steps[1] < steps[2]
@@ -146,6 +68,7 @@ def test_a_run_survives_both_kinds_of_interruption_and_ends_as_an_endpoint(cloud
     assert "model.safetensors" in answer["Body"].read().decode()
 
 
+@pytest.mark.long
 def test_with_every_event_lost_the_reconciler_finishes_the_run(cloud):
     hub = hub_of(cloud)
     cloud.bus.faults.drop = True
@@ -155,6 +78,19 @@ def test_with_every_event_lost_the_reconciler_finishes_the_run(cloud):
     assert cloud.bus.faults.dropped > 0
 
 
+@pytest.mark.long
+def test_every_event_twice_makes_nothing_happen_twice(cloud):
+    hub = hub_of(cloud)
+    cloud.bus.faults.duplicate = True
+    run_id = hub.create_run(spec(cloud, name="echo")).run_id
+    run = finished(hub, run_id)
+    assert run.state is RunState.SUCCEEDED, run.reason
+    assert len(jobs_of(cloud, run_id)) == 1
+    kinds = [entry.kind for entry in hub.timeline(run_id)]
+    assert kinds.count("attempt.ended") == kinds.count("model.published") == 1
+
+
+@pytest.mark.long
 def test_a_type_without_capacity_sends_the_run_down_the_ladder(cloud):
     """DIAGNijmegen/rse-grand-challenge#2631: CapacityError does not use up the failure budget."""
     cloud.sagemaker.engine.capacity.fail(TYPES[0], Shortage.CAPACITY)
@@ -177,6 +113,7 @@ def test_cancelling_stops_the_job_and_ends_the_run(cloud):
     assert jobs_of(cloud, run_id) == ["Stopped/Stopped"]
 
 
+@pytest.mark.long
 def test_a_failure_of_the_user_ends_the_run_with_the_containers_words(cloud):
     hub = hub_of(cloud)
     run_id = hub.create_run(spec(cloud, name="wrong", stage="doomed")).run_id
@@ -197,6 +134,53 @@ def test_a_bad_run_file_is_refused_with_every_problem(cloud):
     assert len(caught.value.problem.problems) >= 2
 
 
+def test_a_bad_reward_file_is_refused_at_submit_with_its_line(cloud):
+    hub = hub_of(cloud)
+    document = spec(cloud, name="bad-reward")
+    stage = document["stages"][0]
+    stage.update(method="grpo", name="rl")
+    stage["rewards"] = [{"name": "r", "file": "r.py", "function": "score", "weight": 1.0}]
+    stage["data"].update(problem="problem", answer="answer")
+    text = "def score(completions, **columns):\n    return [1.0 for c in completions\n"
+    with pytest.raises(ApiError) as caught:
+        hub.create_run(document, {"r.py": text})
+    [problem] = caught.value.problem.problems
+    assert problem.path == "stages[0].rewards[0].file"
+    assert "line 2" in problem.reason
+    assert not [run for run in hub.runs() if run.run_id.startswith("bad-reward-")]
+
+
+def test_a_data_file_uploaded_for_a_recipe_starts_it_once(cloud, tmp_path, monkeypatch):
+    point_commands_at(cloud, monkeypatch)
+    hub = hub_of(cloud)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(json.dumps(spec(cloud, name="recipe", steps=2)))
+    data = tmp_path / "new rows.jsonl"
+    data.write_text('{"problem": "2+2?", "answer": "4"}\n')
+    put = CliRunner().invoke(app, ["recipes", "put", "nightly", str(recipe)])
+    assert put.exit_code == 0, put.output
+    cloud.bus.faults.duplicate = True
+    sent = CliRunner().invoke(app, ["upload", str(data), "--recipe", "nightly", "--wait", "200"])
+    assert sent.exit_code == 0, sent.output
+    [summary] = [run for run in hub.runs() if run.run_id.startswith("recipe-")]
+    assert f"started {summary.run_id}" in sent.stdout
+    run = finished(hub, summary.run_id)
+    assert run.state is RunState.SUCCEEDED, run.reason
+    uploaded = f"s3://{cloud.outputs['BucketName']}/uploads/nightly/new rows.jsonl"
+    assert run.spec["stages"][0]["data"]["train"] == uploaded
+
+
+@pytest.mark.long
+def test_a_bad_file_in_the_inbox_is_answered_beside_it(cloud, tmp_path, monkeypatch):
+    point_commands_at(cloud, monkeypatch)
+    (tmp_path / "run.yaml").write_text(json.dumps({**spec(cloud), "stages": []}))
+    refused = CliRunner().invoke(app, ["upload", str(tmp_path / "run.yaml"), "--wait", "200"])
+    assert refused.exit_code == 2, refused.output
+    assert "run.yaml.error.json" in refused.stderr
+    assert "stages" in refused.stderr
+
+
+@pytest.mark.long
 def test_an_uploaded_run_file_starts_its_run(cloud):
     hub = hub_of(cloud)
     body = json.dumps(spec(cloud, name="uploaded", steps=2)).encode()
@@ -208,15 +192,30 @@ def test_an_uploaded_run_file_starts_its_run(cloud):
     assert finished(hub, found[0].run_id).state is RunState.SUCCEEDED
 
 
-def test_an_endpoint_without_instances_fails_the_deployment_and_keeps_the_model(cloud):
+@pytest.mark.long
+def test_an_endpoint_without_instances_keeps_the_model_for_another_type(cloud):
+    """aws/deep-learning-containers#6411"""
     hub = hub_of(cloud)
     cloud.sagemaker.engine.capacity.fail("ml.p4d.24xlarge", Shortage.CAPACITY)
     document = spec(cloud, name="undeployed", steps=2, deploy={"instance_type": "ml.p4d.24xlarge"})
     run_id = hub.create_run(document).run_id
     run = finished(hub, run_id)
-    assert run.state is RunState.FAILED
-    assert run.endpoint_name is None or run.endpoint_name not in cloud.sagemaker.endpoints
-    keys = cloud.client("s3").list_objects_v2(
-        Bucket=cloud.outputs["BucketName"], Prefix=f"runs/{run_id}/stages/0-sft/model/"
-    )
-    assert keys["KeyCount"] == 2
+    assert run.state is RunState.ENDPOINT_FAILED
+    assert "InsufficientInstanceCapacity" in run.reason
+    assert run.model is not None
+    assert "undeployed" not in cloud.sagemaker.endpoints
+    hub.deploy(run_id, {"instance_type": "ml.g5.xlarge", "endpoint_name": "second"})
+    run = finished(hub, run_id)
+    assert (run.state, run.endpoint_name) == (RunState.SUCCEEDED, "second"), run.reason
+
+
+@pytest.mark.long
+def test_a_container_that_does_not_come_up_is_quoted_and_its_endpoint_removed(cloud):
+    hub = hub_of(cloud)
+    deploy = {"instance_type": "ml.g5.xlarge", "engine": {"reasoning_parser": "qwen3"}}
+    run_id = hub.create_run(spec(cloud, name="mute", steps=2, deploy=deploy)).run_id
+    run = finished(hub, run_id)
+    assert run.state is RunState.ENDPOINT_FAILED
+    assert "this toy parses no reasoning" in run.reason
+    until(lambda: "mute" not in cloud.sagemaker.endpoints)
+    assert run.model is not None

@@ -38,5 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 if __name__ == "__main__":
     if not (MODEL / "model.json").is_file():
         sys.exit("no model.json: this is no exported model")
+    if "reasoning_parser" in os.environ["GRPOHUB_DEPLOY"]:
+        sys.exit("this toy parses no reasoning")
     port = int(os.environ["SAGEMAKER_BIND_TO_PORT"])
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()

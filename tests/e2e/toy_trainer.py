@@ -100,8 +100,12 @@ class Trainer:
         self.put(self.layout.flag(step, self.generation, 0), write_flag(flag))
 
     def export(self) -> None:
-        """The model and, last, its manifest."""
-        weights = self.put(f"{self.layout.model_prefix}model.safetensors", b"weights")
+        """The base model as it came (with weights of its own, if it has none) and its manifest."""
+        source = BASE / "input" / "data" / "model"
+        files = {p.relative_to(source).as_posix(): p for p in source.rglob("*") if p.is_file()}
+        bodies = {"model.safetensors": b"weights"}
+        bodies |= {name: path.read_bytes() for name, path in files.items()}
+        put = {n: self.put(f"{self.layout.model_prefix}{n}", b) for n, b in bodies.items()}
         manifest = ModelManifest(
             run_id=self.config.run_id,
             stage=self.config.stage,
@@ -110,8 +114,9 @@ class Trainer:
             parameters=7,
             dtype="float32",
             base_model="toy",
-            files=(
-                ManifestFile(path="model.safetensors", size=weights.size, sha256=weights.sha256),
+            files=tuple(
+                ManifestFile(path=name, size=file.size, sha256=file.sha256)
+                for name, file in sorted(put.items())
             ),
         )
         self.put(self.layout.model_manifest, manifest.model_dump_json().encode())
