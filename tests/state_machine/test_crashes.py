@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.state_machine.specs import DEPLOY, run_spec
 
 SPEC = {"recovery": {"in_place_wait_minutes": 0.0001}, "deploy": DEPLOY}
 # No more side effects than this has the run below; the first test holds it.
-EFFECTS = 100
+EFFECTS = 68
 
 
 def _whole_run(cloud: Cloud) -> str:
@@ -53,8 +54,12 @@ def _submit(cloud: Cloud) -> str:
 
 def _until(cloud: Cloud, condition: Any) -> None:
     for _ in range(100):
-        if condition():
-            return
+        # A pass of the reconciler costs more than the step that it would find already done.
+        pause = time.monotonic() + 0.2
+        while time.monotonic() < pause:
+            if condition():
+                return
+            time.sleep(0.02)
         cloud.deliver("reconcile", {})
     raise AssertionError("it does not come, whatever the reconciler does")
 
@@ -86,7 +91,7 @@ def test_the_run_has_as_many_side_effects_as_are_tried(cloud: Cloud) -> None:
     cloud.recording = []
     run_id = _whole_run(cloud)
     _check(cloud, run_id)
-    assert 30 < len(cloud.recording) <= EFFECTS, Counter(cloud.recording)
+    assert EFFECTS - 10 < len(cloud.recording) <= EFFECTS, Counter(cloud.recording)
 
 
 @pytest.mark.parametrize("effect", [*range(2, 60, 8)])
