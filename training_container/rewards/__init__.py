@@ -11,6 +11,7 @@ sandbox.py     pools of killable worker processes (the trainer's side)
 worker_process.py  one of them, as the trainer sees it
 worker.py      the worker process itself: supervisor and loop
 confine.py     what a worker process takes away from itself
+egress.py      where it may connect when its source declares the network
 scorer.py      a loaded function, its results normalised
 user_file.py   a user's Python file: its signature recognised
 judge.py       a generative reward model; judge_parser.py reads its words, judge_http.py and

@@ -10,7 +10,8 @@ machine often does the reverse. What was granted is reported in words, never ass
 3. no capabilities and no way to regain them;
 4. seccomp: no sockets (io_uring, which could open one unseen, included), no tracing, no mounts, no
    new namespaces;
-5. limits on address space, CPU time, file size and, for users other than root, processes.
+5. where the network is declared, no connection to what hands out credentials (`egress.py`);
+6. limits on address space, CPU time, file size and, for users other than root, processes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import errno
 import os
 import platform
 import resource
+import socket
 import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from training_container.rewards.egress import confine_connections
 
 __all__ = ["Limits", "adopt_orphans", "enter_namespaces", "lock_down"]
 
@@ -50,6 +54,8 @@ class Limits:
     file_mb: int = 256
     processes: int = 64
     network: bool = False
+    services: tuple[str, ...] = ()
+    """What must not be connected to where the network is declared (`egress.own_services`)."""
     read_paths: tuple[str, ...] = ()
     """Folders that may be read besides the interpreter and the system's libraries."""
     scratch: str = ""
@@ -104,11 +110,17 @@ def adopt_orphans() -> None:
 
 
 def lock_down(
-    limits: Limits, namespaces: frozenset[str], refusal: str, trainer: int
+    limits: Limits,
+    namespaces: frozenset[str],
+    refusal: str,
+    *,
+    trainer: int,
+    supervisor: socket.socket | None = None,
 ) -> Mapping[str, str]:
-    """Apply layers 2 to 5 to this process and its future children; irreversible.
+    """Apply layers 2 to 6 to this process and its future children; irreversible.
 
-    ``trainer`` is the process that holds the job's credentials. Returns what is contained and how,
+    ``trainer`` is the process that holds the job's credentials; ``supervisor`` the channel to the
+    process that answers `connect` where the network is declared. Returns what is contained and how,
     by area, for logs and for people.
     """
     if not sys.platform.startswith("linux"):
@@ -120,7 +132,10 @@ def lock_down(
     _drop_capabilities()
     _set_limits(limits, namespaces)
     seccomp_refusal = _filter_system_calls(limits.network, own_pids="pid" in namespaces)
-    network = _network_report(limits.network, namespaces, refusal, seccomp_refusal)
+    if supervisor is not None:
+        network = _declared_report(seccomp_refusal or confine_connections(supervisor))
+    else:
+        network = _network_report(namespaces, refusal, seccomp_refusal)
     return {
         "network": network,
         "files": f"allow-list (Landlock {landlock})" if landlock else f"open ({landlock_refusal})",
@@ -141,11 +156,14 @@ def _can_read_environment(process: int) -> bool:
     return True
 
 
-def _network_report(
-    declared: bool, namespaces: frozenset[str], refusal: str, seccomp_refusal: str
-) -> str:
-    if declared:
-        return "allowed, the source declares it"
+def _declared_report(refusal: str) -> str:
+    declared = "allowed, the source declares it"
+    if refusal:
+        return f"{declared}; the instance's metadata and credentials services too ({refusal})"
+    return f"{declared}; not to link-local addresses and the job's own services (seccomp)"
+
+
+def _network_report(namespaces: frozenset[str], refusal: str, seccomp_refusal: str) -> str:
     if "network" in namespaces:
         return "none (namespace)"
     if not seccomp_refusal:

@@ -13,7 +13,9 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ from training_container.rewards.confine import (
     enter_namespaces,
     lock_down,
 )
+from training_container.rewards.egress import Listener, Policy
 from training_container.rewards.interface import FailureKind, Sample
 from training_container.rewards.scorer import Scorer, load_scorer
 from training_container.rewards.wire import Channel, ChannelClosedError
@@ -43,6 +46,7 @@ def main(life_fd: int) -> None:
     limits = Limits(**_tupled(channel.receive()))
     _redirect_standard_streams()
     trainer = os.getppid()
+    ours, childs = socket.socketpair() if limits.network else (None, None)
     namespaces, refusal = enter_namespaces(limits.network)
     child_alive, held_by_child = os.pipe()
     child = os.fork()
@@ -51,9 +55,19 @@ def main(life_fd: int) -> None:
         os.close(life_fd)
         if "pid" not in namespaces:
             adopt_orphans()
-        serve(channel, lock_down(limits, namespaces, refusal, trainer))
+        if ours is not None:
+            ours.close()
+        report = lock_down(limits, namespaces, refusal, trainer=trainer, supervisor=childs)
+        if childs is not None:
+            childs.close()
+        serve(channel, report)
     os.close(held_by_child)
-    _watch(child, life_fd, child_alive, limits)
+    listener = None
+    if ours is not None and childs is not None:
+        childs.close()
+        listener = Listener(Policy(limits.services))
+        listener = listener if listener.start(child, ours) else None
+    _watch(child, life_fd, child_alive, limits, listener)
 
 
 def _tupled(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,14 +85,23 @@ def _redirect_standard_streams() -> None:
 # --- supervisor ----------------------------------------------------------------------------------
 
 
-def _watch(child: int, life_fd: int, child_alive: int, limits: Limits) -> NoReturn:
+def _watch(
+    child: int, life_fd: int, child_alive: int, limits: Limits, listener: Listener | None
+) -> NoReturn:
     trainer = os.getppid()
+    calls = [] if listener is None else [listener]
+    look_again = 0.0
     while True:
-        readable, _, _ = select.select([life_fd, child_alive], [], [], _WATCH_SECONDS)
+        readable, _, _ = select.select([life_fd, child_alive, *calls], [], [], _WATCH_SECONDS)
         # The trainer is gone, or the child is. A process the trainer forked may hold its end of
         # the pipe open, so its death is also looked for.
-        if readable or os.getppid() != trainer:
+        if life_fd in readable or child_alive in readable or os.getppid() != trainer:
             _end(child, "")
+        if listener is not None and listener in readable:
+            listener.answer()
+        if time.monotonic() < look_again:
+            continue
+        look_again = time.monotonic() + _WATCH_SECONDS
         processes = _tree(child, limits.processes)
         resident_mb = sum(_resident_mb(process) for process in processes)
         if resident_mb > limits.memory_mb:

@@ -21,6 +21,7 @@ from typing import IO, Any
 import pydantic
 
 from training_container.rewards.confine import Limits
+from training_container.rewards.egress import own_services
 from training_container.rewards.interface import RewardConfigError
 from training_container.rewards.wire import (
     Channel,
@@ -118,6 +119,7 @@ class WorkerProcess:
             memory_mb=config.memory_mb,
             cpu_seconds=int(config.timeout_seconds * config.max_batches) + 60,
             network=config.network,
+            services=own_services(os.environ) if config.network else (),
             read_paths=(*_READABLE, *config.read_paths),
             scratch=self.scratch,
         )
