@@ -58,7 +58,9 @@ class ModelReward(Strict):
     template_file: str | None = None
     """Jinja2 chat template for the classifier; its tokenizer's own when absent."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 16
-    """Conversations in one forward pass."""
+    """Conversations in one forward pass, at most."""
+    micro_batch_tokens: Annotated[int, Field(ge=8)] = 16384
+    """Tokens of one forward pass, padding included, at most; a longer conversation goes alone."""
     max_length: Annotated[int, Field(ge=8)] = 4096
     """Tokens of a conversation; a longer one is not scored (None), never cut."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -13,7 +13,12 @@ from typer.testing import CliRunner
 
 from client.cli import app
 from contracts.rewards import RewardSpec
+from tests.training import tiny
 from tests.training.reward_models import save_classifier
+from tests.training.test_rewards_judge import Service, asked, ok
+from tests.training.test_rewards_judge import service as service  # noqa: PLC0414 (a fixture)
+from tests.training.test_rewards_run import Classifier
+from tests.training.test_rewards_run import served as served  # noqa: PLC0414 (a fixture)
 from training_container.rewards.interface import PlaneResult, RewardRequest, Sample
 from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import SourceContext
@@ -83,6 +88,52 @@ def test_reward_model_in_the_job(tmp_path: Path) -> None:
     here = helpful.model.model_copy(update={"source": str(save_classifier(tmp_path / "rm"))})
     result = score([helpful.model_copy(update={"model": here})], tmp_path, ("RIGHT", None))
     assert result.sources[0].scores[0] != 0
+
+
+def test_reward_model_served(served: Classifier, tmp_path: Path) -> None:
+    entry = specs("helpful")[1]
+    assert entry.model is not None
+    (result,) = score([at(entry, "model", served.url)], tmp_path, ("four", None)).sources
+    assert result.scores == [4.0]
+
+
+def test_judge_outside_combined_with_a_rule(service: Service, tmp_path: Path) -> None:
+    rule, equivalent, _ = specs("rule")
+    service.reply = lambda body: ok("[[YES]]" if "about 4" in asked(body) else "[[NO]]")
+    entries = [rule, at(equivalent, "judge", service.url)]
+    answers = (("4", "4"), ("about 4", "4"), ("5", "4"))
+    result = score(entries, tmp_path, *answers)
+    assert result.scores_B_K == [[1, 1], [0, 1], [0, 0]]  # the larger of judge and rule
+    assert result.fused() == [1, 1, 0]
+    assert "Reference: 4" in asked(service.requests[0])
+
+
+def test_judge_in_the_job(tmp_path: Path) -> None:
+    """An untrained one: it is asked twice an answer, and what it stammers is no score."""
+    quality = specs("rule")[2]
+    assert quality.judge is not None
+    weights = str(tiny.save_model(tmp_path / "judge", hidden=32))
+    short = quality.judge.model_copy(update={"source": weights, "max_tokens": 4})
+    entry = quality.model_copy(update={"judge": short, "max_failure_rate": 1.0})
+    (result,) = score([entry], tmp_path, ("RIGHT", None)).sources
+    assert result.scores == [None]
+    assert result.failures[0].kind == "unparsable"
+    assert result.metrics["reward/quality/judge_tokens"] > 2
+
+
+def test_synchronous_judge_inside_a_file(service: Service, files: Path) -> None:
+    (entry,) = specs("asked")
+    entry = entry.model_copy(update={"parameters": {"url": service.url}})
+    service.reply = lambda body: ok(f"Reward: {0.75 if 'please' in asked(body) else 0.25}")
+    (result,) = score([entry], files, ("please", None), ("now", None)).sources
+    assert result.scores == [0.75, 0.25]
+
+
+def at(entry: RewardSpec, kind: str, url: str) -> RewardSpec:
+    """The page's entry with the address of a service that is there."""
+    part = getattr(entry, kind)
+    endpoint = part.endpoint.model_copy(update={"url": url})
+    return entry.model_copy(update={kind: part.model_copy(update={"endpoint": endpoint})})
 
 
 def test_plugin_over_a_model(files: Path) -> None:

@@ -24,6 +24,8 @@ from training_container.rewards.interface import (
 )
 from training_container.rewards.judge import seed_of
 from training_container.rewards.judge_local import LocalAsker
+from training_container.rewards.model_source import ModelSource
+from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import SourceContext, build_source
 
 torch.set_num_threads(1)
@@ -83,12 +85,31 @@ def by_hand(folder: Path, text: str) -> float:
 # --- classifiers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 16])
+@pytest.mark.parametrize(
+    ("bounds", "passes"),
+    [
+        ({"micro_batch_size": 1}, 5),
+        ({"micro_batch_size": 2}, 3),
+        ({"micro_batch_size": 16}, 1),
+        ({"micro_batch_tokens": 8}, 5),
+        ({"micro_batch_tokens": 60}, 3),
+    ],
+)
 def test_the_reward_is_the_first_logit_however_the_batch_is_cut(
-    classifier: Path, micro_batch_size: int
+    classifier: Path, bounds: dict[str, int], passes: int
 ) -> None:
-    model = source("model", source=str(classifier), micro_batch_size=micro_batch_size, device="cpu")
+    """modelscope/ms-swift#3843, #9991: one forward pass over the whole batch ran out of memory."""
+    model = source("model", source=str(classifier), device="cpu", **bounds)
     model.prepare()
+    assert isinstance(model, ModelSource)
+    shapes: list[torch.Size] = []
+    model._model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(given["input_ids"].shape), with_kwargs=True
+    )
+    score(model, *TEXTS)
+    assert len(shapes) == passes, shapes
+    limit = bounds.get("micro_batch_tokens", 10**6)
+    assert all(rows == 1 or rows * width <= limit for rows, width in shapes)
     wanted = [by_hand(classifier, text) for text in TEXTS]
     assert score(model, *TEXTS).values == pytest.approx(wanted, abs=1e-5)
     assert len(set(wanted)) == len(TEXTS)
@@ -109,6 +130,27 @@ def test_a_padding_token_that_also_ends_texts_does_not_move_the_score(
         model.prepare()
     wanted = score(alone, *TEXTS).values
     assert score(together, *TEXTS).values == pytest.approx(wanted, abs=1e-5)
+
+
+def test_reward_models_alone_make_a_reward_and_none_is_lost(
+    classifier: Path, tmp_path: Path
+) -> None:
+    """huggingface/trl#3459: only models, no function; #2839: a second one was zipped away."""
+    other = tmp_path / "other"
+    torch.manual_seed(7)
+    Qwen2ForSequenceClassification(config(num_labels=1)).save_pretrained(other)
+    tiny.tokenizer().save_pretrained(other)
+    entries = [
+        {"name": name, "weight": weight, "model": {"source": str(folder), "device": "cpu"}}
+        for name, weight, folder in (("one", 0.5, classifier), ("two", 2.0, other))
+    ]
+    specs = [RewardSpec.model_validate_json(json.dumps(entry)) for entry in entries]
+    with RewardPlane(specs) as plane:
+        plane.prepare()
+        result = plane.score(RewardRequest((Sample("RIGHT", prompt=PROMPT),)))
+    first, second = by_hand(classifier, "RIGHT"), by_hand(other, "RIGHT")
+    assert result.scores_B_K == [pytest.approx([first, second], abs=1e-5)]
+    assert result.fused() == [pytest.approx(0.5 * first + 2 * second, abs=1e-4)]
 
 
 def test_a_conversation_that_is_too_long_is_unscored_and_never_cut(classifier: Path) -> None:

@@ -133,10 +133,17 @@ class ModelSource:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _micro_batches(self, tokens: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Conversations of like length together: little padding."""
-        order = sorted(tokens, key=lambda index: (len(tokens[index]), index))
-        size = self._settings.micro_batch_size
-        yield from (order[at : at + size] for at in range(0, len(order), size))
+        """Conversations of like length together, for little padding, within both bounds."""
+        batch: list[int] = []
+        for index in sorted(tokens, key=lambda index: (len(tokens[index]), index)):
+            padded = (len(batch) + 1) * len(tokens[index])
+            full = len(batch) == self._settings.micro_batch_size
+            if batch and (full or padded > self._settings.micro_batch_tokens):
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
