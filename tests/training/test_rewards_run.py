@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.failures import ExitCode
 from contracts.rewards import RewardSpec
 from contracts.run_spec import parse_run_spec
 from tests.training import tiny
 from tests.training.reward_models import save_classifier, save_judge
+from tests.training.test_rewards_judge import Service, ok
 from training_container.engine.distributed import single_process
+from training_container.failure import StageError
 from training_container.rewards.interface import (
     FailureKind,
     RewardConfigError,
@@ -148,3 +151,42 @@ def test_function_file_two_models_and_a_judge_train_together(
     weighted = sum(source["weight"] * row[f"reward/{source['name']}"] for source in rewards)
     assert row["reward"] == pytest.approx(weighted, abs=1e-5)
     assert len(served.requests) >= 16
+
+
+def test_a_judge_that_dies_in_mid_run_ends_the_run_with_the_reason_and_one_that_is_down_at_once(
+    tmp_path: Path,
+) -> None:
+    """The steps before it died are kept; nothing is loaded for a run whose judge is down."""
+    policy = tiny.save_model(tmp_path / "policy", hidden=32)
+    service = Service()
+    dry_run = 4  # rows that are judged before anything loads
+    service.reply = lambda _: (
+        ok("Reward: 0.5") if len(service.requests) <= dry_run + 8 else (503, "overloaded", {})
+    )
+    address = {"url": service.url, "max_retries": 0}
+    judge = {"endpoint": address, "cache": False}
+    stage = tiny.grpo_stage(
+        rewards=[{"name": "judge", "judge": judge, "weight": 1.0}],
+        grpo={"group_size": 4, "prompts_per_step": 2, "kl": None},
+        rollout={"max_response_length": 8, "log_samples": 0},
+        max_steps=3,
+    )
+    stage["data"] = {**stage["data"], "validation": None}
+    inputs = tiny.inputs(tmp_path, tiny.grpo_rows(tiny.all_pairs()[:8]), base=policy)
+    checkpointer = tiny.FolderCheckpointer()
+
+    def train() -> None:
+        run_stage(
+            parse_run_spec(tiny.run_document(stage)), 0, inputs, world=single_process(),
+            checkpointer=checkpointer, run_id="dying", generation="g1", attempt=1,
+        )  # fmt: skip
+
+    with pytest.raises(StageError, match=r"'judge' failed on 8 of 8.*max_failure_rate") as died:
+        train()
+    assert died.value.code is ExitCode.REWARD
+    assert sorted(checkpointer.rows) == [1]
+    service.stop()
+    (inputs.model / "model.safetensors").unlink()
+    with pytest.raises(StageError, match="vllm serve MODEL") as down:
+        train()
+    assert down.value.code is ExitCode.REWARD
