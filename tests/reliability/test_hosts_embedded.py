@@ -25,7 +25,7 @@ from tests.training import tiny
 from training_container.checkpoints.store import Store
 
 pytestmark = pytest.mark.long
-STEPS = 8
+STEPS = 16
 REWARDS = [
     {
         "name": "short",

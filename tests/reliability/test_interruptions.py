@@ -168,12 +168,12 @@ def stop_in_training(job: Job) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(16))
 def test_random_interruptions_end_bit_identical(server, tmp_path, reference, ranks, seed) -> None:
-    """32 runs, each interrupted one to three times at moments drawn from the seed."""
+    """32 runs, each interrupted once or twice at moments drawn from the seed."""
     job = new_job(server, tmp_path, ranks=ranks)
     done: list[str] = []
-    for number in range(1 + seed % 3):
+    for number in range(1 + seed % 2):
         done.append(interrupt_randomly(job, 1000 * ranks + 10 * seed + number))
-        if (seed + number) % 2:
+        if (seed // 2 + number) % 2:
             next_attempt(job)
     assert job.run() == 0, f"{done}\n{job.log}"
     same(job, reference(ranks))

@@ -128,6 +128,7 @@ class Joining:
             if table is None and time.monotonic() - asked > _TICKET_SECONDS:
                 asked = time.monotonic()
                 if self._ticket() != ticket:
+                    log.warning("the leader has a new ticket; joining anew")
                     break
             time.sleep(_POLL_SECONDS)
         self._member.stop()
