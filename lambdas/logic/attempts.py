@@ -156,8 +156,9 @@ def _facts(
         facts["secondary_status"] = seen.secondary
     if attempt.started_at is None and seen.trained_at is not None:
         facts["started_at"] = seen.trained_at
-        note_attempt(hub, attempt, "attempt.training", "training", time=seen.trained_at)
-        _measure_recovery(folder, attempt, seen.trained_at)
+        # An event and the reconciler may look at once; whose entry it is counts.
+        if note_attempt(hub, attempt, "attempt.training", "training", time=seen.trained_at):
+            _measure_recovery(folder, attempt, seen.trained_at)
     if seen.interruptions > attempt.interruptions:
         facts["interruptions"] = seen.interruptions
         times = [t.start for t in seen.transitions if t.status == "Interrupted"]

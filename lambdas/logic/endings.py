@@ -239,7 +239,7 @@ def _words(cause: str) -> str:
 
 def _end_run(hub: Hub, folder: RunFolder, error: str, cause: str) -> None:
     run: RunRecord = folder.run
-    if folder.current_stage is None:
+    if run.state is RunState.DEPLOYING:
         state, kind = RunState.ENDPOINT_FAILED, "run.endpoint_failed"
     elif error == "JobStopped":
         state, kind = RunState.CANCELLED, "run.cancelled"

@@ -70,6 +70,7 @@ class Cloud:
         self.repeat_events = 1
         self.invocations: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
+        self.objects_read: list[str] = []
         self.recording: list[str] | None = None
         self.crash_at: int | None = None
         self.effects = 0
@@ -132,6 +133,7 @@ class Cloud:
         self.drop_events, self.repeat_events = False, 1
         self.invocations.clear()
         self.requests.clear()
+        self.objects_read.clear()
         self.recording, self.crash_at, self.effects = None, None, 0
         self.s3.create_bucket(Bucket=BUCKET)
         self._create_table()
@@ -382,6 +384,8 @@ class Cloud:
             return self._lambda(request)(environ, start_response)
         if service in ("sagemaker", "application-autoscaling"):
             return self._sagemaker(request)(environ, start_response)
+        if service == "s3" and request.method == "GET":
+            self.objects_read.append(request.path.partition(f"/{BUCKET}/")[2])
         # moto looks through the files of all its services to tell whose a request is.
         if service not in self._services:
             self._services[service] = self._moto.get_application(environ)

@@ -43,6 +43,7 @@ def _alarms(endpoint: str) -> list[str]:
 
 def test_a_run_ends_with_an_endpoint_that_answered_a_real_question(cloud: Cloud) -> None:
     run_id = _deployed(cloud, DEPLOY)
+    assert cloud.transitions(run_id) == 11 + 6
     assert cloud.history(run_id)[-8:] == [
         "DeployWanted", "CreateModel", "CreateEndpointConfig", "CreateOrUpdateEndpoint",
         "AwaitEndpoint", "RouteEndpoint", "SmokeTest", "FinishRun",

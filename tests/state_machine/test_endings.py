@@ -149,8 +149,10 @@ def test_an_execution_aborted_in_the_console_stops_its_job(cloud: Cloud, heard: 
     assert cloud.wait(run_id).run.state is RunState.CANCELLED
 
 
-def test_a_job_stopped_in_sagemaker_cancels_the_run(cloud: Cloud) -> None:
-    run_id = cloud.submit(run_spec())
+def test_a_job_stopped_in_sagemaker_cancels_the_run_and_publishes_nothing(cloud: Cloud) -> None:
+    """apache/airflow#42423: Stopped counted as success."""
+    run_id = cloud.submit(run_spec(deploy=DEPLOY))
+    cloud.export(stage_layout(run_id))
     cloud.train(f"{run_id}-0-a001")
     cloud.sagemaker.move(f"{run_id}-0-a001", "Stopping", "Stopping")
     cloud.sagemaker.move(f"{run_id}-0-a001", "Stopped", "Stopped")
@@ -158,6 +160,20 @@ def test_a_job_stopped_in_sagemaker_cancels_the_run(cloud: Cloud) -> None:
     assert folder.run.state is RunState.CANCELLED
     assert len(cloud.sagemaker.jobs) == 1
     assert cloud.wait_execution(run_id) == "FAILED"
+    assert folder.run.published is None
+    assert not cloud.sagemaker.endpoints
+
+
+def test_cancelling_a_job_that_has_just_stopped_by_itself_does_not_hang(cloud: Cloud) -> None:
+    """awslabs/benchmark-ai#928: StopTrainingJob of a stopped job is a ValidationException."""
+    run_id = cloud.submit(run_spec())
+    name = f"{run_id}-0-a001"
+    cloud.train(name)
+    cloud.drop_events = True
+    cloud.sagemaker.move(name, "Stopped", "Stopped")
+    assert _cancel(cloud, run_id) == "CANCELLED"
+    assert cloud.sagemaker.calls["StopTrainingJob"] == 1
+    assert cloud.wait_execution(run_id) == "ABORTED"
 
 
 def test_a_late_event_of_an_earlier_execution_does_not_end_a_resumed_run(cloud: Cloud) -> None:

@@ -32,17 +32,21 @@ def test_with_every_event_lost_the_reconciler_finishes_the_run(cloud: Cloud) -> 
 
 def test_every_event_five_times_makes_one_of_everything(cloud: Cloud) -> None:
     cloud.repeat_events = 5
-    run_id = cloud.submit(run_spec())
+    run_id = cloud.submit(run_spec(deploy=DEPLOY))
     name = f"{run_id}-0-a001"
     cloud.train(name)
     cloud.checkpoint(stage_layout(run_id), 5, 1)
     cloud.sagemaker.move(name, "InProgress", "Interrupted")
     cloud.sagemaker.move(name, "InProgress", "Training")
     cloud.complete(name, stage_layout(run_id))
+    cloud.sagemaker.endpoint("demo")
+    cloud.serve("demo")
     folder = cloud.wait(run_id)
     assert folder.run.state is RunState.SUCCEEDED
     assert len(folder.attempts) == 1
-    assert cloud.sagemaker.calls["CreateTrainingJob"] == 1
+    made = ("CreateTrainingJob", "CreateModel", "CreateEndpointConfig", "CreateEndpoint")
+    assert [cloud.sagemaker.calls[operation] for operation in made] == [1, 1, 1, 1]
+    assert cloud.sagemaker.calls["UpdateEndpoint"] == 0
     _, document = cloud.api("GET", f"/v1/runs/{run_id}/timeline")
     kinds = [entry["kind"] for entry in document["entries"]]
     for kind in ("attempt.interrupted", "attempt.ended", "run.succeeded", "stage.succeeded"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import time
+
 import pytest
 
 from contracts.attempt import AttemptConfig
 from contracts.failures import ExitCode, Failure
 from contracts.states import AttemptState, Outcome, RunState, StageState
+from lambdas.hub import hub
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.specs import run_spec, sft
 
@@ -48,14 +53,20 @@ def test_a_resubmission_resumes_from_the_newest_complete_checkpoint(cloud: Cloud
         "stop",
     )
     cloud.requests.clear()
+    cloud.objects_read.clear()
     cloud.sagemaker.move(name, "Stopped", "Stopped")
     second = cloud.sagemaker.job(f"{run_id}-0-a002")
     config = AttemptConfig.from_hyperparameters(second["HyperParameters"])
     assert config.attempt == 2
     assert config.resume_floor is not None
     assert (config.resume_floor.step, config.resume_floor.generation) == (10, generation)
-    # One LIST, then the flags of the torn step 15 (one) and of step 10 (two).
+    # One LIST, then the flags of the torn step 15 (one) and of step 10 (two); step 5 is not read.
     assert cloud.requests["ListObjectsV2"] == 1
+    assert cloud.requests["HeadObject"] == 0
+    read = [key.rpartition("checkpoints/")[2] for key in cloud.objects_read if ".flag" in key]
+    assert sorted(key.partition("/")[0] for key in read) == [
+        "step-00000010", "step-00000010", "step-00000015",
+    ]  # fmt: skip
     attempts = cloud.folder(run_id).attempts
     assert attempts[0].outcome is Outcome.INTERRUPTED
     _finish(cloud, run_id, "a002")
@@ -152,6 +163,8 @@ def test_a_used_up_quota_waits_with_a_visible_reason(cloud: Cloud) -> None:
     assert cloud.wait(run_id, RunState.TRAINING).run.reason is None
     _finish(cloud, run_id, "a002")
     assert cloud.folder(run_id).attempts[0].outcome is Outcome.OUT_OF_QUOTA
+    # Five transitions for a resubmission after a pause: BackOff comes between.
+    assert cloud.transitions(run_id) == 11 + 5
 
 
 def test_a_spot_job_without_instances_is_moved_to_the_next_rung(cloud: Cloud) -> None:
@@ -206,6 +219,53 @@ def test_infrastructure_failures_end_the_run_when_their_budget_is_spent(cloud: C
     assert len(folder.attempts) == 2
     assert cloud.wait_execution(run_id) == "FAILED"
     assert cloud.history(run_id)[-2:] == ["CleanUp", "ConcludeFailure"]
+
+
+def test_a_run_that_only_waits_ends_when_its_time_is_spent(cloud: Cloud) -> None:
+    run_id = cloud.submit(run_spec(recovery={"capacity_backoff_seconds": 60}, max_wait_hours=12))
+    cloud.sagemaker.refuse("CreateTrainingJob", "CapacityError", CAPACITY, times=99)
+    waiting = cloud.wait(run_id, RunState.WAITING_CAPACITY)
+    begun = dt.datetime.now(dt.UTC) - dt.timedelta(hours=12)
+    hub().table.update_run(waiting.run, budget_since=begun)
+    folder = cloud.wait(run_id)
+    assert (folder.run.state, folder.run.error) == (RunState.FAILED, "WaitBudgetSpent")
+    assert "max_wait_hours (12)" in (folder.run.cause or "")
+    assert not cloud.sagemaker.jobs
+
+
+def test_metrics_tell_what_an_interruption_cost_and_what_spot_saved(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = cloud.submit(run_spec(recovery=SHORT_WAIT))
+    layout, first = stage_layout(run_id), f"{run_id}-0-a001"
+    begun = time.time()
+    cloud.sagemaker.job(first)
+    cloud.sagemaker.move(first, "InProgress", "Training", at=begun)
+    cloud.checkpoint(layout, 5, 1)
+    last = [{"MetricName": "step", "Value": 8.0, "Timestamp": begun}]
+    cloud.sagemaker.move(first, "InProgress", "Interrupted", at=begun, FinalMetricDataList=last)
+    cloud.sagemaker.until(
+        lambda: cloud.sagemaker.jobs[first]["TrainingJobStatus"] == "Stopping" or _look(cloud),
+        "stop",
+    )
+    cloud.sagemaker.move(
+        first, "Stopped", "Stopped", at=begun + 100,
+        TrainingTimeInSeconds=90, BillableTimeInSeconds=30,
+    )  # fmt: skip
+    second = f"{run_id}-0-a002"
+    cloud.sagemaker.job(second)
+    cloud.sagemaker.move(second, "InProgress", "Training", at=begun + 160)
+    _finish(cloud, run_id, "a002")
+    sums: dict[str, float] = {}
+    for line in capsys.readouterr().out.splitlines():
+        for name, values in json.loads(line).items() if line.startswith('{"_aws"') else ():
+            sums[name] = sums.get(name, 0) + sum(values) if isinstance(values, list) else 0
+    wanted = {
+        "Interruptions": 1, "Resubmissions": 1, "AttemptsEnded": 2, "Attempts_interrupted": 1,
+        "StepsLost": 8 - 5, "SpotSavedInstanceSeconds": 60 + 70, "SpotInstanceSeconds": 90 + 100,
+    }  # fmt: skip
+    assert {name: sums.get(name) for name in wanted} == wanted
+    assert sums["RecoverySeconds"] == pytest.approx(60, abs=1)
 
 
 def test_attempts_without_a_new_checkpoint_end_a_crash_loop(cloud: Cloud) -> None:
