@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from training_container.engine.distributed import single_process
 from training_container.trainer import StageInputs, run_stage
 
 EXAMPLE = Path(make_data.__file__).parent
-STRICT_STEPS = 160
-"""Twice the demo's, which has to end while somebody watches."""
+STRICT_STEPS = 120
+"""Half as many again as the demo, which has to end while somebody watches."""
 
 
 @pytest.fixture
@@ -46,21 +47,30 @@ def test_grpo_lifts_held_out_accuracy_from_two_fifths_to_four_fifths(
         (data / f"{name}.jsonl").rename(data / name / f"{name}.jsonl")
     checkpoints = tmp_path / "smooth-checkpoints"
     train(spec, 0, tiny.FolderCheckpointer(), data=data, base=data / "model", root=tmp_path)
-    smooth = tiny.FolderCheckpointer(checkpoints, every=30)
     warm = tmp_path / "warm-up/model"
+    smooth = tiny.FolderCheckpointer(checkpoints, every=30)
     train(spec, 1, smooth, data=data, base=warm, root=tmp_path)
     start = spec.stages[2].start_from
     assert start is not None
     strict = tiny.FolderCheckpointer(weights=checkpoints / f"step-{start.step:04d}")
     train(spec, 2, strict, data=data, base=warm, root=tmp_path)
 
-    after_sft = smooth.rows[0]["validation/reward/solved"]
-    assert 0.2 < after_sft < 0.6
-    assert (
-        smooth.rows[max(smooth.rows)]["validation/reward/accuracy"]
-        > (smooth.rows[0]["validation/reward/accuracy"])
-    )
-    assert strict.rows[STRICT_STEPS]["validation/reward/accuracy"] >= 0.8
+    smoothed, graded = held_out(tmp_path / "smooth"), held_out(tmp_path / "strict")
+    assert 0.2 < smoothed[0]["solved"] < 0.6
+    assert smoothed[spec.stages[1].max_steps]["accuracy"] > smoothed[0]["accuracy"]
+    assert graded[STRICT_STEPS]["accuracy"] >= 0.8, graded
+
+
+def held_out(stage: Path) -> dict[int, dict[str, float]]:
+    """Mean of each reward source over the validation rows, by step."""
+    prefix = "validation/reward/"
+    found = {}
+    for line in (stage / "output/metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        values = {k.removeprefix(prefix): v for k, v in row["metrics"].items() if prefix in k}
+        if values:
+            found[row["step"]] = values
+    return found
 
 
 def train(
