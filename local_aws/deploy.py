@@ -83,6 +83,7 @@ class Deployer:
         self._upload_assets(assembly)
         for tag, image in assembly.images.items():
             self.images.add_asset(tag, image.folder, image.dockerfile)
+        self.images.keep(self.site.state_dir / "images.json")
         original: Resources = assembly.template["Resources"]
         template, wanted, skipped = self._prepare(assembly)
         cloudformation = self.site.client("cloudformation")

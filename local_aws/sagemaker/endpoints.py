@@ -164,6 +164,9 @@ class Endpoint:
         except UnknownImageError as error:
             raise DeploymentError(f"The image {error} does not exist.") from error
         name = self.record["EndpointName"]
+        if self._engine.images.stands_in(container["Image"]):
+            text = "the image it names is of an earlier deployment; the present one runs"
+            self._engine.site.report(f"endpoint {name}: {text}")
         fleet.container.start(
             command,
             "serve",

@@ -4,6 +4,7 @@ what it cannot.
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from local_aws.server import LocalCloud, PortTakenError
 from local_aws.state import LOST
 from tests.e2e import test_local_endpoints as endpoints
 from tests.e2e import test_local_training as training
-from tests.e2e.small_cloud import until, write_assembly
+from tests.e2e.small_cloud import IMAGES, until, write_assembly
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +124,20 @@ def spoil(state: Path, bucket: str, table: str) -> None:
         lines.write(b"2026-11-30T12:00:00.000+00:00 caf\xc3")
     (state / "jobs" / "torn" / "1" / "algo-1").mkdir(parents=True)
     (state / "local.json").write_text('{"url": "http')
+    (state / "images.json").write_text('{"ttt')
 
 
 def test_a_state_folder_with_files_cut_off_starts_and_says_what_is_gone(assembly, tmp_path):
     with LocalCloud(assembly, tmp_path, speed=60) as cloud:
         bucket, table = cloud.outputs["BucketName"], cloud.resources["Table"]
         s3 = cloud.client("s3")
-        for key in ("kept", "kept.part", "newer"):
+        for key in ("kept", "kept.part", "newer", "model/config.json"):
             s3.put_object(Bucket=bucket, Key=key, Body=key.encode(), ChecksumAlgorithm="SHA256")
         item = {"pk": {"S": "run"}, "sk": {"S": "r1"}}
         cloud.client("dynamodb").put_item(TableName=table, Item=item)
         training.create(cloud, "finished", loss="0.5")
         training.ended(cloud, "finished")
-        endpoints.deploy(cloud, "orphaned")
+        assert endpoints.deploy(cloud, "orphaned")["EndpointStatus"] == "InService"
         machine = cloud.outputs["MachineArn"]
         sfn = cloud.client("stepfunctions")
         sfn.start_execution(stateMachineArn=machine, name="run-1", input="{}")
@@ -153,7 +155,9 @@ def test_a_state_folder_with_files_cut_off_starts_and_says_what_is_gone(assembly
                 assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == body
             assert training.describe(cloud, "finished")["TrainingJobStatus"] == "Completed"
             assert training.lines(cloud, "finished", "loss=") == ["loss=0.5;"]
-            assert endpoints.settled(cloud, "orphaned")["EndpointStatus"] == "Failed"
+            orphaned = endpoints.settled(cloud, "orphaned")
+            assert orphaned["EndpointStatus"] == "Failed"
+            assert "Could not find endpoint configuration" in orphaned["FailureReason"]
             arn = machine.replace(":stateMachine:", ":execution:") + ":run-1"
             sfn = cloud.client("stepfunctions")
             assert sfn.describe_execution(executionArn=arn)["status"] == "ABORTED"
@@ -172,6 +176,22 @@ def test_a_note_whose_process_number_has_passed_to_another_is_stale(tmp_path):
     (tmp_path / "local.json").write_text('{"url": "http')
     with pytest.raises(NotRunningError, match="damaged"):
         Running.find(tmp_path)
+
+
+def test_an_endpoint_outlives_the_sources_of_its_image(assembly, tmp_path):
+    with LocalCloud(assembly, tmp_path / "state", speed=60) as cloud:
+        for key in ("model/config.json", "model/model.safetensors"):
+            cloud.client("s3").put_object(Bucket=cloud.outputs["BucketName"], Key=key, Body=b"{}")
+        assert endpoints.deploy(cloud, "older", VERSION="7")["EndpointStatus"] == "InService"
+    changed = tmp_path / "cdk.out"
+    shutil.copytree(assembly, changed)
+    assets = changed / "Small.assets.json"
+    assets.write_text(assets.read_text().replace(IMAGES["server"], "n" * 16))
+    said = []
+    with LocalCloud(changed, tmp_path / "state", speed=60, report=said.append) as cloud:
+        assert endpoints.settled(cloud, "older")["EndpointStatus"] == "InService"
+        assert endpoints.ask(cloud, "older")["version"] == "7"
+    assert [line for line in said if line.startswith("endpoint older: the image it names")]
 
 
 def test_large_versions_that_are_no_longer_current_are_forgotten(assembly, tmp_path):
