@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from client.chat import AnswerError
-from client.hub import ApiError, Hub, UnreachableError
+from client.hub import NOT_FOUND, ApiError, Hub, UnreachableError
 from client.settings import ConfigurationError
 from contracts.problems import InvalidInputError, Problem
 
@@ -91,6 +91,8 @@ def reported_errors() -> Iterator[None]:
         document = error.problem
         err.print(f"[red]{escape(document.title)}[/red] ({document.status})")
         err.print(escape(document.detail))
+        if document.status == NOT_FOUND:
+            err.print("See `grpohub list` and `grpohub endpoints`.")
         if document.problems:
             err.print(problem_table([Problem(**vars(item)) for item in document.problems]))
         if document.request_id:

@@ -20,8 +20,11 @@ from client.render import moment, state_text
 from client.run_commands import show_run
 from contracts.problems import InvalidInputError, Problem
 from contracts.run_spec import load_run_yaml
+from contracts.states import EndpointState
 
 __all__ = ["app"]
+
+_SERVING = (EndpointState.IN_SERVICE, EndpointState.UPDATING, EndpointState.ROLLING_BACK)
 
 app = typer.Typer()
 endpoints = typer.Typer(help="Live endpoints.", invoke_without_command=True)
@@ -69,6 +72,9 @@ def list_endpoints(context: typer.Context) -> None:
         found = hub.endpoints()
     if state_of(context).as_json:
         show_json(found)
+        return
+    if not found:
+        out.print("no endpoints")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("endpoint", "state", "run", "model", "on", "updated", "reason"):
@@ -118,8 +124,13 @@ class _Asked:
     def find(cls, hub: Hub, name: str, settings: Mapping[str, Any]) -> Self:
         """Read `ENDPOINT`, `RUN` or either with `:MODEL`; endpoint names hold no colon."""
         place, _, model = name.partition(":")
-        endpoint = hub.endpoint_of(place).name
-        return cls(name, endpoint, {**settings, "model": model} if model else settings)
+        view = hub.endpoint_of(place)
+        if view.state not in _SERVING:
+            reason = f"is {view.state.value}" + (f": {view.reason}" if view.reason else "")
+            coming = view.state is EndpointState.CREATING
+            fix = "Wait for it: grpohub endpoints" if coming else f"grpohub deploy {view.run_id}"
+            raise InvalidInputError([Problem("endpoint", place, reason, fix)], subject="chat")
+        return cls(name, view.name, {**settings, "model": model} if model else settings)
 
     def answer(self, hub: Hub, messages: list[dict[str, Any]], *, stream: bool) -> str:
         """The whole answer, by the API or, without its limit of 30 s, straight from SageMaker."""

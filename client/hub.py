@@ -45,7 +45,7 @@ from contracts.problems import InvalidInputError, Problem
 from contracts.reward_trial import RewardTestRequest, RewardTestView
 from contracts.states import RunState, is_terminal
 
-__all__ = ["ApiError", "Hub", "RunFailedError", "UnreachableError"]
+__all__ = ["NOT_FOUND", "ApiError", "Hub", "RunFailedError", "UnreachableError"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 NOT_FOUND = 404

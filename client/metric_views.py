@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,9 +13,10 @@ from rich.text import Text
 
 from client.hub import Hub
 from contracts.api import RunView, TimelineEntry
+from contracts.problems import InvalidInputError, Problem, nearest
 from contracts.states import StageState
 
-__all__ = ["metric_table", "plot_png", "plot_terminal", "rows_of_run", "series"]
+__all__ = ["check_names", "metric_table", "plot_png", "plot_terminal", "rows_of_run", "series"]
 
 MAIN = ("loss", "reward", "validation/loss", "validation/reward", "kl/k3", "entropy", "grad_norm",
         "length/response_mean", "tokens_per_second")  # fmt: skip
@@ -49,6 +50,23 @@ def by_stage(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return stages
 
 
+def check_names(rows: Sequence[Row], names: Sequence[str] | None) -> None:
+    """Refuse metrics that no row has.
+
+    Raises:
+        InvalidInputError: naming each, and the measured ones.
+    """
+    known = sorted({name for row in rows for name in row["metrics"]})
+    problems = []
+    for name in names or ():
+        if rows and name not in known:
+            guess = nearest(name, known)
+            fix = f"Did you mean `{guess}`?" if guess else f"Measured are: {', '.join(known)}."
+            problems.append(Problem("--name", name, "was not measured", fix))
+    if problems:
+        raise InvalidInputError(problems, subject="metrics")
+
+
 def _chosen(rows: Sequence[Row], names: Sequence[str] | None) -> list[str]:
     if names:
         return list(names)
@@ -61,10 +79,12 @@ def metric_table(rows: Sequence[Row], names: Sequence[str] | None = None) -> Tab
     chosen = _chosen(rows, names)
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "step", *chosen):
-        table.add_column(column, justify="left" if column == "stage" else "right")
+        justify: Literal["left", "right"] = "left" if column == "stage" else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
         cells = [row["metrics"].get(name) for name in chosen]
-        shown = [f"{c:.4g}" if isinstance(c, int | float) else str(c or "") for c in cells]
+        # A metric that was "not computed" has a reason that its own documentation gives.
+        shown = [f"{c:.4g}" if isinstance(c, int | float) else "-" if c else "" for c in cells]
         table.add_row(str(row["stage"]), str(row["step"]), *shown)
     return table
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from rich.text import Text
 
-__all__ = ["duration_text", "moment", "size_text", "state_text"]
+__all__ = ["duration_text", "last_writing", "moment", "size_text", "state_text"]
 
 _STYLES = {
     "SUCCEEDED": "green",
@@ -24,6 +24,9 @@ _STYLES = {
 }
 
 
+SHORT = 10.0
+
+
 def state_text(state: StrEnum) -> Text:
     """A state in its colour."""
     return Text(state.value, _STYLES.get(state.value, ""))
@@ -35,9 +38,11 @@ def moment(time: dt.datetime | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """`1 d 2 h`, `3 h 4 min`, `5 min 6 s`, `7 s`."""
+    """`1 d 2 h`, `3 h 4 min`, `5 min 6 s`, `17 s`, `0.8 s`."""
     if seconds is None:
         return "-"
+    if seconds < SHORT:
+        return f"{seconds:.1f} s"
     left = round(seconds)
     parts: list[str] = []
     for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -45,6 +50,11 @@ def duration_text(seconds: float | None) -> str:
         if count:
             parts.append(f"{count} {name}")
     return " ".join(parts[:2]) or "0 s"
+
+
+def last_writing(line: str) -> str:
+    """What a terminal would show of a line: progress bars return the carriage and write again."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def size_text(count: int) -> str:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from client.console import EXIT_INVALID, err, out, reported_errors, show_json, state_of
-from client.metric_views import metric_table, plot_png, plot_terminal, rows_of_run
-from client.render import duration_text, moment, size_text, state_text
+from client.metric_views import check_names, metric_table, plot_png, plot_terminal, rows_of_run
+from client.render import duration_text, last_writing, moment, size_text, state_text
 from client.watch import Watch, exit_code
 from contracts.api import AttemptView, RunView
 from contracts.states import RunState
@@ -36,6 +37,9 @@ def list_runs(
     if state_of(context).as_json:
         show_json(runs)
         return
+    if not runs:
+        out.print("no runs" if state is None else f"no run is {state.value}")
+        return
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "created", "endpoint", "reason"):
         table.add_column(column, overflow="fold")
@@ -55,25 +59,37 @@ def get(context: typer.Context, run_id: RunId) -> None:
         show_json({"run": run.model_dump(mode="json"), "attempts": plain})
         return
     show_run(run)
-    out.print(_attempt_table(attempts))
+    if attempts:
+        out.print()
+        out.print(_attempt_table(attempts))
 
 
 def show_run(run: RunView) -> None:
     """Print a run for a person."""
-    out.print(f"[bold]{run.run_id}[/bold]", state_text(run.state), escape(run.reason or ""))
-    out.print(f"started by {escape(run.source)} at {moment(run.created_at)}")
+    out.print(f"[bold]{run.run_id}[/bold]", state_text(run.state))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("started", f"{moment(run.created_at)} by {escape(run.source)}")
+    if run.reason:
+        facts.add_row("reason", escape(run.reason))
     for stage in run.stages:
         steps = f"step {stage.step or 0}/{stage.max_steps or '?'}"
-        line = f"  {stage.index} {stage.name} ({stage.method}) {stage.state.value}, {steps}"
-        out.print(f"{line}, {stage.attempts} attempt(s)")
+        tries = f"{stage.attempts} attempt{'' if stage.attempts == 1 else 's'}"
+        text = f"{stage.index} {stage.name} ({stage.method}), {steps}, {tries}: "
+        facts.add_row("stage", Text(text).append_text(state_text(stage.state)))
     if run.model is not None:
-        out.print(f"model: {run.model.uri} ({size_text(run.model.size)}, {run.model.version[:12]})")
+        facts.add_row("model", run.model.uri)
+        facts.add_row("", f"{size_text(run.model.size)}, version {run.model.version[:12]}")
     if run.endpoint_name is not None:
-        out.print(f"endpoint: {run.endpoint_name}")
+        facts.add_row("endpoint", run.endpoint_name)
     if run.smoke_test is not None:
         test = run.smoke_test
-        out.print(f"asked ({test.source}): {escape(test.prompt)}")
-        out.print(f"answered in {duration_text(test.seconds)}: {escape(test.answer)}")
+        facts.add_row("asked", f"from the {escape(test.source)}")
+        facts.add_row("", escape(test.prompt))
+        facts.add_row("answered", f"in {duration_text(test.seconds)}")
+        facts.add_row("", escape(test.answer))
+    out.print(facts)
 
 
 def _attempt_table(attempts: list[AttemptView]) -> Table:
@@ -85,7 +101,7 @@ def _attempt_table(attempts: list[AttemptView]) -> Table:
         kind = "Spot" if job.spot else "on demand"
         saved = "-" if job.spot_savings is None else f"{job.spot_savings:.0%}"
         table.add_row(
-            job.job_name,
+            f"…-{job.stage_index}-a{job.attempt:03d}",  # the rest is the run's id, shown above
             state_text(job.state),
             job.outcome.value if job.outcome else job.secondary_status or "",
             f"{job.instance_count} × {job.instance_type} {kind}",
@@ -125,7 +141,8 @@ def logs(
             if state_of(context).as_json:
                 print(line.model_dump_json(), flush=True)
             else:
-                print(f"{moment(line.time)} {line.host} {line.message}", flush=True)
+                text = last_writing(line.message)
+                print(f"{moment(line.time)} {line.host} {text}", flush=True)
 
 
 @app.command()
@@ -147,9 +164,12 @@ def metrics(
     with reported_errors(), state_of(context).hub() as hub:
         run = hub.run(run_id)
         rows = rows_of_run(hub, run, stage)
+        check_names(rows, name)
         marks = hub.timeline(run_id) if plot is not None else []
     if state_of(context).as_json:
         show_json(rows)
+    elif not rows:
+        out.print("no metrics yet")
     elif plot is None:
         out.print(metric_table(rows, name))
     elif plot == "terminal":
@@ -167,6 +187,9 @@ def checkpoints(context: typer.Context, run_id: RunId, stage: StageOption = None
         found = hub.checkpoints(run_id, stage=stage)
     if state_of(context).as_json:
         show_json(found)
+        return
+    if not found:
+        out.print("no checkpoints yet")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "step", "generation", "state", "attempt", "size", "metrics"):

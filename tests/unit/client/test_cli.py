@@ -52,6 +52,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(ROOT.glob("examples/*/run.yaml"))
 RUN_ID = "tv-20260102-abc123"
 RUN = f"/v1/runs/{RUN_ID}"
+RUN_ROUTE = f"GET {RUN}"
 
 
 def grpohub(*arguments: str | Path, stdin: str | None = None) -> Result:
@@ -293,10 +294,10 @@ def test_checkpoints_say_why_they_are_incomplete(cloud: StubApi) -> None:
 
 
 def test_logs_timeline_cancel_and_resume(cloud: StubApi) -> None:
-    line = LogLine(time=NOON, host="algo-1", message="hello [world]")
+    line = LogLine(time=NOON, host="algo-1", message="wait 0%\rwait 9%\rhello [world]\r")
     page = LogsPage(job_name="j", lines=[line], complete=True)
     cloud.on(f"GET {RUN}/logs", page)
-    assert "algo-1 hello [world]" in grpohub("logs", RUN_ID, "-f").stdout
+    assert grpohub("logs", RUN_ID, "-f").stdout.endswith("algo-1 hello [world]\n")
     assert json.loads(grpohub("--json", "logs", RUN_ID).stdout)["host"] == "algo-1"
     watched(cloud, run_view())
     assert "attempt.interrupted Spot took it" in grpohub("timeline", RUN_ID).stdout
@@ -323,6 +324,32 @@ def test_metrics_as_a_table_as_lines_and_as_a_picture(cloud: StubApi, tmp_path: 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(grpohub("--json", "metrics", RUN_ID, "--stage", "1").stdout)) == 2
     assert grpohub("metrics", RUN_ID, "--plot", "reward.svg").exit_code == 2
+
+
+def test_where_there_is_nothing_yet_that_is_said(cloud: StubApi) -> None:
+    cloud.on("GET /v1/runs", RunPage(runs=[]))
+    assert grpohub("list").stdout == "no runs\n"
+    assert grpohub("list", "--state", "FAILED").stdout == "no run is FAILED\n"
+    cloud.on("GET /v1/endpoints", EndpointList(endpoints=[]))
+    assert grpohub("endpoints").stdout == "no endpoints\n"
+    cloud.on(RUN_ROUTE, run_view())
+    cloud.on(f"GET {RUN}/checkpoints", CheckpointList(checkpoints=[]))
+    assert grpohub("checkpoints", RUN_ID).stdout == "no checkpoints yet\n"
+    cloud.on(f"GET {RUN}/metrics", MetricsPage(stage_index=1, rows=[]))
+    assert grpohub("metrics", RUN_ID).stdout == "no metrics yet\n"
+    missing = grpohub("get", "other")
+    assert missing.exit_code == 1
+    assert "grpohub list" in missing.stderr
+
+
+def test_a_metric_that_was_not_measured_is_named_with_the_nearest(cloud: StubApi) -> None:
+    cloud.on(RUN_ROUTE, run_view())
+    rows = [metric_row(1, reward=0.5)]
+    cloud.on(f"GET {RUN}/metrics", MetricsPage(stage_index=1, rows=rows))
+    refused = grpohub("metrics", RUN_ID, "--name", "rewards")
+    assert refused.exit_code == 2
+    assert "'rewards'" in refused.stderr
+    assert "Did you mean `reward`?" in refused.stderr
 
 
 # Endpoints
@@ -395,6 +422,18 @@ def test_two_endpoints_answer_side_by_side(cloud: StubApi) -> None:
         {"endpoint": "base", "answer": "UP"},
         {"endpoint": "tv", "answer": "DOWN"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "fix"), [("FAILED", f"grpohub deploy {RUN_ID}"), ("CREATING", "Wait for it")]
+)
+def test_an_endpoint_that_does_not_serve_is_not_asked(cloud: StubApi, state: str, fix: str) -> None:
+    cloud.on("GET /v1/endpoints/tv", endpoint_view(state=state, reason="no image", run_id=RUN_ID))
+    refused = grpohub("chat", "tv", "How?")
+    assert refused.exit_code == 2
+    assert f"is {state}: no image" in refused.stderr
+    assert fix in refused.stderr
+    assert [item.method for item in cloud.asked] == ["GET"]
 
 
 def test_an_image_goes_before_the_question(cloud: StubApi, tmp_path: Path) -> None:
