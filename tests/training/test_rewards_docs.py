@@ -136,6 +136,7 @@ def at(entry: RewardSpec, kind: str, url: str) -> RewardSpec:
     return entry.model_copy(update={kind: part.model_copy(update={"endpoint": endpoint})})
 
 
+@pytest.mark.long
 def test_plugin_over_a_model(files: Path) -> None:
     entry = specs("confidence")[0]
     weights = {"weights": str(save_classifier(files / "rm"))}
