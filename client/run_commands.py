@@ -218,7 +218,8 @@ def timeline(context: typer.Context, run_id: RunId) -> None:
         show_json(entries)
         return
     for entry in entries:
-        out.print(f"[dim]{moment(entry.time)}[/dim] [cyan]{entry.kind}[/cyan] {escape(entry.text)}")
+        line = f"[dim]{moment(entry.time)}[/dim] [cyan]{entry.kind}[/cyan] {escape(entry.text)}"
+        out.print(line, soft_wrap=True)
 
 
 @app.command()

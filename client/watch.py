@@ -137,7 +137,8 @@ class Watch:
             # By content and not by place: what is told of late may have happened earlier.
             if entry not in self._printed:
                 self._printed.add(entry)
-                self.console.print(f"{moment(entry.time)} {entry.kind} {escape(entry.text)}")
+                line = f"{moment(entry.time)} {entry.kind} {escape(entry.text)}"
+                self.console.print(line, soft_wrap=True)
         assert self.run is not None
         for stage, row in self.rows.items():
             if self._steps.get(stage) == row["step"]:
@@ -150,7 +151,8 @@ class Watch:
                 if metrics.get(name) is not None
             ]
             name = self.run.stages[stage].name
-            self.console.print(f"{name} step {row['step']}: {', '.join(shown)}")
+            line = f"{name} step {row['step']}: {', '.join(shown)}"
+            self.console.print(line, soft_wrap=True)
 
     _printed: set[TimelineEntry] = field(default_factory=set)
     _steps: dict[int, int] = field(default_factory=dict)

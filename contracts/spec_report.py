@@ -171,8 +171,7 @@ def _problem(place: _Place, details: list[ErrorDetails]) -> tuple[Problem, str |
         listed = f"Choose one of {', '.join(options)}."
         problem = Problem(path, value, "is not one of the valid names", _suggest(meant, listed))
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
-        tag = value.get("method") if isinstance(value, Mapping) else None
-        problem = Problem(f"{path}.method", tag, "is no stage method", "Choose `sft` or `grpo`.")
+        problem = _method_problem(path, value)
     elif kind == "value_error":
         problem = Problem(path, value, str(context["error"]), "Mend this entry.")
     elif kind == "string_pattern_mismatch":
@@ -182,6 +181,17 @@ def _problem(place: _Place, details: list[ErrorDetails]) -> tuple[Problem, str |
         reasons = dict.fromkeys(item["msg"][:1].lower() + item["msg"][1:] for item in details)
         problem = Problem(path, value, ", or ".join(reasons), "Correct the value.")
     return problem, meant
+
+
+def _method_problem(path: str, stage: Any) -> Problem:
+    """A stage whose method is not there, perhaps under another key, or is none."""
+    given: Node = stage if isinstance(stage, Mapping) else {}
+    if "method" not in given and (typed := nearest("method", [str(key) for key in given])):
+        key_path, reason = f"{path}.{typed}", f"unknown key `{typed}`"
+        return Problem(key_path, given.get(typed), reason, "Did you mean `method`?")
+    tag = given.get("method")
+    fix = _suggest(nearest(tag, ("sft", "grpo")), "Choose `sft` or `grpo`.")
+    return Problem(f"{path}.method", tag, "is no stage method", fix)
 
 
 def _suggest(meant: str | None, otherwise: str) -> str:

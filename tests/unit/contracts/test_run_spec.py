@@ -71,7 +71,8 @@ FIELD_CASES = [
     ("deploy", {"instance_typ": 1}, "deploy.instance_typ", "Did you mean `instance_type`?"),
     ("stages.1.grpo.advantage", "grop", "stages[1].grpo.advantage", "Did you mean `grpo`?"),
     ("stages.1.grpo.loss", "x", "stages[1].grpo.loss", "ppo_clip, gspo, cispo, sapo"),
-    ("stages.1.method", "grop", "stages[1].method", "Choose `sft` or `grpo`."),
+    ("stages.1.method", "grop", "stages[1].method", "Did you mean `grpo`?"),
+    ("stages.1.method", "dpo", "stages[1].method", "Choose `sft` or `grpo`."),
     ("stages.1.method", 7, "stages[1].method", "Choose `sft` or `grpo`."),
     ("stages.0", "sft", "stages[0]", "should be an object"),
     ("name", "TV", "name", "must match"),
@@ -116,6 +117,14 @@ def test_one_mistake_makes_one_line(where: str) -> None:
     [case] = [case for case in FIELD_CASES if case[0] == where][:1]
     expected = 2 if case[2] == "deploy.instance_typ" else 1  # the required key is missing, too
     assert len(problems_of(put(run_document(), where, case[1]))) == expected
+
+
+def test_a_method_under_a_misspelt_key_is_found_there() -> None:
+    document = run_document()
+    document["stages"][1]["methd"] = document["stages"][1].pop("method")
+    problem = only_problem(document)
+    assert (problem.path, problem.value) == ("stages[1].methd", "grpo")
+    assert "Did you mean `method`?" in str(problem)
 
 
 @pytest.mark.parametrize(
