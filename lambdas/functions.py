@@ -13,8 +13,35 @@ users read from; each with its `/*` variant where the resource ends so; possibly
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from lambdas.permissions import (
+    CREATE_JOB,
+    DELETE_ALARM,
+    DELETE_HOSTING,
+    DESCRIBE_HOSTING,
+    DESCRIBE_JOB,
+    ENDPOINT_LOGS,
+    EXECUTIONS,
+    INVOKE,
+    LIST,
+    LIST_DATA,
+    LIST_JOBS,
+    PUT_ALARM,
+    READ_DATA,
+    READ_RECIPES,
+    READ_RUNS,
+    SCALING,
+    START,
+    STOP_JOB,
+    TABLE,
+    TOKENS,
+    WRITE_RUNS,
+    Permission,
+    create_hosting,
+    pass_role,
+)  # fmt: skip
 
 __all__ = [
     "COMMON_ENVIRONMENT",
@@ -26,16 +53,6 @@ __all__ = [
     "Permission",
     "function",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Permission:
-    """IAM actions on resources. `reason` explains a wildcard, for cdk-nag."""
-
-    actions: tuple[str, ...]
-    resources: tuple[str, ...]
-    reason: str = ""
-    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,94 +135,6 @@ COMMON_ENVIRONMENT = (
     "POWERTOOLS_LOG_LEVEL",
 )
 
-_TABLE = Permission(
-    (
-        "dynamodb:GetItem", "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem",
-        "dynamodb:Query", "dynamodb:ConditionCheckItem",
-    ),
-    ("{table_arn}", "{table_arn}/index/*"),
-    "The indexes of the hub's own table.",
-)  # fmt: skip
-_READ_RUNS = Permission(
-    ("s3:GetObject",), ("{bucket_arn}/runs/*",), "Objects of runs are named at run time."
-)
-_WRITE_RUNS = Permission(
-    ("s3:PutObject",), ("{bucket_arn}/runs/*",), "Objects of runs are named at run time."
-)
-_LIST = Permission(("s3:ListBucket",), ("{bucket_arn}",))
-_READ_RECIPES = Permission(
-    ("s3:GetObject",), ("{bucket_arn}/recipes/*",), "Recipes are named by users."
-)
-_LIST_DATA = Permission(("s3:ListBucket",), ("{data_bucket_arns}",))
-_READ_DATA = Permission(
-    ("s3:GetObject",),
-    ("{bucket_arn}/inputs/*", "{bucket_arn}/uploads/*", "{data_bucket_arns}/*"),
-    "Users name their data sets at run time.",
-)
-_JOB_ARN = "arn:{partition}:sagemaker:{region}:{account}:training-job/*"
-_JOB_REASON = "Job names begin with the run id, which is made at run time."
-_DESCRIBE_JOB = Permission(
-    ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags"), (_JOB_ARN,), _JOB_REASON
-)
-_LIST_JOBS = Permission(
-    ("sagemaker:ListTrainingJobs",), ("*",), "SageMaker's List calls take no resource."
-)
-_STOP_JOB = Permission(("sagemaker:StopTrainingJob",), (_JOB_ARN,), _JOB_REASON)
-_CREATE_JOB = Permission(
-    ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (_JOB_ARN,), _JOB_REASON
-)
-_TOKENS = Permission(
-    ("states:SendTaskSuccess", "states:SendTaskHeartbeat"),
-    ("{state_machine_arn}",),
-)
-_START = Permission(("states:StartExecution",), ("{state_machine_arn}",))
-_EXECUTIONS = Permission(
-    ("states:DescribeExecution", "states:StopExecution"),
-    ("{execution_arns}",),
-    "Executions are named by run ids.",
-)
-_HOSTING = tuple(
-    f"arn:{{partition}}:sagemaker:{{region}}:{{account}}:{kind}/*"
-    for kind in ("endpoint", "endpoint-config", "model", "inference-component")
-)
-_HOSTING_REASON = "Names begin with names that users choose in run files."
-_DESCRIBE_HOSTING = Permission(
-    (
-        "sagemaker:DescribeEndpoint", "sagemaker:DescribeEndpointConfig",
-        "sagemaker:DescribeModel", "sagemaker:DescribeInferenceComponent", "sagemaker:ListTags",
-    ),
-    _HOSTING,
-    _HOSTING_REASON,
-)  # fmt: skip
-_DELETE_HOSTING = Permission(
-    (
-        "sagemaker:DeleteEndpoint", "sagemaker:DeleteEndpointConfig", "sagemaker:DeleteModel",
-        "sagemaker:DeleteInferenceComponent", "sagemaker:UpdateEndpoint",
-    ),
-    _HOSTING,
-    _HOSTING_REASON,
-)  # fmt: skip
-_ALARM_ARN = "arn:{partition}:cloudwatch:{region}:{account}:alarm:{stack_name}-endpoint-*"
-_ALARM_REASON = "An endpoint's alarm is named by the endpoint."
-_PUT_ALARM = Permission(
-    ("cloudwatch:PutMetricAlarm", "cloudwatch:DescribeAlarms"), (_ALARM_ARN,), _ALARM_REASON
-)
-_DELETE_ALARM = Permission(("cloudwatch:DeleteAlarms",), (_ALARM_ARN,), _ALARM_REASON)
-_SCALING = Permission(
-    (
-        "application-autoscaling:RegisterScalableTarget",
-        "application-autoscaling:PutScalingPolicy",
-        "application-autoscaling:DeregisterScalableTarget",
-    ),
-    ("arn:{partition}:application-autoscaling:{region}:{account}:scalable-target/*",),
-    "The id of a scalable target is made by the service.",
-)
-_ENDPOINT_LOGS = Permission(
-    ("logs:FilterLogEvents",),
-    ("arn:{partition}:logs:{region}:{account}:log-group:/aws/sagemaker/Endpoints/*",),
-    "Log groups are named by endpoints.",
-)
-_INVOKE = Permission(("sagemaker:InvokeEndpoint",), _HOSTING, _HOSTING_REASON)
 _TRAINING_EVENTS = EventRule(
     "TrainingJobStateChange",
     "Training jobs of the hub that change state.",
@@ -214,14 +143,6 @@ _TRAINING_EVENTS = EventRule(
         "detail-type": ["SageMaker Training Job State Change"],
     },
 )
-
-
-def _pass_role(role: str) -> Permission:
-    return Permission(
-        ("iam:PassRole",),
-        (role,),
-        conditions={"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
-    )
 
 
 def _task(
@@ -237,7 +158,7 @@ def _task(
         timeout=timeout,
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME", *environment),
-        permissions=(_TABLE, *permissions),
+        permissions=(TABLE, *permissions),
         state_machine_task=True,
     )
 
@@ -262,9 +183,9 @@ FUNCTIONS: tuple[Function, ...] = (
             "INFERENCE_IMAGE_URI", "REWARD_DRY_RUN_FUNCTION",
         ),
         permissions=(
-            _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _START, _EXECUTIONS, _DESCRIBE_JOB, _STOP_JOB,
-            _DESCRIBE_HOSTING, _DELETE_HOSTING, _DELETE_ALARM, _SCALING, _INVOKE, _TOKENS,
-            _ENDPOINT_LOGS,
+            TABLE, READ_RUNS, WRITE_RUNS, LIST, START, EXECUTIONS, DESCRIBE_JOB, STOP_JOB,
+            DESCRIBE_HOSTING, DELETE_HOSTING, DELETE_ALARM, SCALING, INVOKE, TOKENS,
+            ENDPOINT_LOGS,
             Permission(
                 ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
                 ("{bucket_arn}/recipes/*",),
@@ -285,63 +206,56 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "prepare_run",
         "Check the run's inputs and say where the run begins.",
-        _READ_RUNS, _LIST, _LIST_DATA,
+        READ_RUNS, LIST, LIST_DATA,
     ),
     _task(
         "plan_attempt",
         "Plan the next training job of the run, or give up.",
-        _READ_RUNS, _LIST,
+        READ_RUNS, LIST,
     ),
     _task(
         "submit_attempt",
         "Create or adopt the training job and keep the token.",
-        _READ_RUNS, _WRITE_RUNS, _LIST, _CREATE_JOB, _DESCRIBE_JOB, _STOP_JOB, _TOKENS,
-        _pass_role("{training_role_arn}"),
+        READ_RUNS, WRITE_RUNS, LIST, CREATE_JOB, DESCRIBE_JOB, STOP_JOB, TOKENS,
+        pass_role("{training_role_arn}"),
         environment=_JOB_SETTINGS,
     ),
-    _task("finish_stage", "Verify a stage's exported model.", _READ_RUNS, _LIST),
-    _task("publish_model", "Publish the last stage's model.", _READ_RUNS, _LIST),
+    _task("finish_stage", "Verify a stage's exported model.", READ_RUNS, LIST),
+    _task("publish_model", "Publish the last stage's model.", READ_RUNS, LIST),
     _task(
         "create_model",
         "Create or adopt the SageMaker model.",
-        _READ_RUNS,
-        Permission(("sagemaker:CreateModel", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON),
-        _DESCRIBE_HOSTING, _pass_role("{inference_role_arn}"),
+        READ_RUNS,
+        create_hosting("CreateModel"),
+        DESCRIBE_HOSTING, pass_role("{inference_role_arn}"),
         environment=_HOSTING_SETTINGS,
     ),
     _task(
         "create_endpoint_config",
         "Create or adopt the endpoint configuration.",
-        _READ_RUNS,
-        Permission(
-            ("sagemaker:CreateEndpointConfig", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON
-        ),
-        _DESCRIBE_HOSTING, _pass_role("{inference_role_arn}"),
+        READ_RUNS,
+        create_hosting("CreateEndpointConfig"),
+        DESCRIBE_HOSTING, pass_role("{inference_role_arn}"),
         environment=_HOSTING_SETTINGS,
     ),
     _task(
         "create_or_update_endpoint",
         "Create the endpoint, or update it blue/green.",
-        _READ_RUNS,
-        Permission(
-            ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint", "sagemaker:AddTags"),
-            _HOSTING, _HOSTING_REASON,
-        ),
-        _DESCRIBE_HOSTING, _DELETE_HOSTING, _PUT_ALARM,
+        READ_RUNS,
+        create_hosting("CreateEndpoint", "UpdateEndpoint"),
+        DESCRIBE_HOSTING, DELETE_HOSTING, PUT_ALARM,
         environment=_HOSTING_SETTINGS,
     ),
     _task(
         "await_endpoint",
         "Keep the token until the endpoint is in service or has failed.",
-        _READ_RUNS, _DESCRIBE_HOSTING, _TOKENS,
+        READ_RUNS, DESCRIBE_HOSTING, TOKENS,
     ),
     _task(
         "smoke_test",
         "Ask the endpoint one real question and keep the answer; then set up scaling.",
-        _READ_RUNS, _WRITE_RUNS, _LIST, _READ_DATA, _INVOKE, _DESCRIBE_HOSTING, _SCALING,
-        Permission(
-            ("sagemaker:CreateInferenceComponent", "sagemaker:AddTags"), _HOSTING, _HOSTING_REASON
-        ),
+        READ_RUNS, WRITE_RUNS, LIST, READ_DATA, INVOKE, DESCRIBE_HOSTING, SCALING,
+        create_hosting("CreateInferenceComponent"),
         environment=_HOSTING_SETTINGS,
         timeout=600,
     ),
@@ -349,8 +263,8 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "clean_up",
         "Stop the job, delete half-made endpoints, write down the failure.",
-        _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING, _DELETE_ALARM,
-        _SCALING, _TOKENS, _ENDPOINT_LOGS,
+        READ_RUNS, DESCRIBE_JOB, STOP_JOB, DESCRIBE_HOSTING, DELETE_HOSTING, DELETE_ALARM,
+        SCALING, TOKENS, ENDPOINT_LOGS,
         timeout=120,
     ),
     _task("conclude_failure", "Fail the execution with the run's failure; continue it on redrive."),
@@ -360,7 +274,7 @@ FUNCTIONS: tuple[Function, ...] = (
         timeout=60,
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME"),
-        permissions=(_TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _STOP_JOB, _TOKENS),
+        permissions=(TABLE, READ_RUNS, LIST, DESCRIBE_JOB, STOP_JOB, TOKENS),
         rules=(_TRAINING_EVENTS,),
     ),
     Function(
@@ -369,7 +283,7 @@ FUNCTIONS: tuple[Function, ...] = (
         timeout=60,
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME"),
-        permissions=(_TABLE, _READ_RUNS, _DESCRIBE_HOSTING, _DELETE_HOSTING, _TOKENS),
+        permissions=(TABLE, READ_RUNS, DESCRIBE_HOSTING, DELETE_HOSTING, TOKENS),
         rules=(
             EventRule(
                 "EndpointStateChange",
@@ -387,7 +301,7 @@ FUNCTIONS: tuple[Function, ...] = (
         timeout=30,
         memory=256,
         environment=("TABLE_NAME", "BUCKET_NAME"),
-        permissions=(_TABLE, _READ_RUNS, _WRITE_RUNS),
+        permissions=(TABLE, READ_RUNS, WRITE_RUNS),
         rules=(
             EventRule(
                 "SpotWarning",
@@ -409,7 +323,7 @@ FUNCTIONS: tuple[Function, ...] = (
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN"),
         permissions=(
-            _TABLE, _READ_RUNS, _WRITE_RUNS, _LIST, _READ_RECIPES, _START,
+            TABLE, READ_RUNS, WRITE_RUNS, LIST, READ_RECIPES, START,
             Permission(
                 ("s3:GetObject",), ("{bucket_arn}/uploads/*",), "Users name what they upload."
             ),
@@ -448,8 +362,8 @@ FUNCTIONS: tuple[Function, ...] = (
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME"),
         permissions=(
-            _TABLE, _READ_RUNS, _DESCRIBE_JOB, _STOP_JOB, _DESCRIBE_HOSTING, _DELETE_HOSTING,
-            _DELETE_ALARM, _SCALING, _TOKENS, _EXECUTIONS, _ENDPOINT_LOGS,
+            TABLE, READ_RUNS, DESCRIBE_JOB, STOP_JOB, DESCRIBE_HOSTING, DELETE_HOSTING,
+            DELETE_ALARM, SCALING, TOKENS, EXECUTIONS, ENDPOINT_LOGS,
         ),
         rules=(
             EventRule(
@@ -473,8 +387,8 @@ FUNCTIONS: tuple[Function, ...] = (
         memory=512,
         environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN", "STACK_NAME"),
         permissions=(
-            _TABLE, _READ_RUNS, _LIST, _DESCRIBE_JOB, _LIST_JOBS, _STOP_JOB, _DESCRIBE_HOSTING,
-            _DELETE_HOSTING, _DELETE_ALARM, _SCALING, _TOKENS, _EXECUTIONS, _START, _ENDPOINT_LOGS,
+            TABLE, READ_RUNS, LIST, DESCRIBE_JOB, LIST_JOBS, STOP_JOB, DESCRIBE_HOSTING,
+            DELETE_HOSTING, DELETE_ALARM, SCALING, TOKENS, EXECUTIONS, START, ENDPOINT_LOGS,
             Permission(
                 ("cloudwatch:GetMetricStatistics",),
                 ("*",),

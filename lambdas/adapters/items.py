@@ -1,7 +1,8 @@
-"""Records to DynamoDB items and back."""
+"""Records to DynamoDB items and back, and keys to page tokens."""
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ from lambdas.logic.records import (
 from lambdas.schema import PARTITION_KEY, SORT_KEY
 
 __all__ = ["Item", "Record", "attempt_key", "encode", "endpoint_key", "key_of", "open_mark",
-           "read_record", "run_key", "stage_key", "stamp", "write_record"]  # fmt: skip
+           "read_record", "read_token", "run_key", "stage_key", "stamp", "write_record",
+           "write_token"]  # fmt: skip
 
 Item = dict[str, Any]
 Record = RunRecord | StageRecord | AttemptRecord | EndpointRecord | TimelineRecord
@@ -106,6 +108,27 @@ def encode(value: Any) -> Any:
 def stamp(time: dt.datetime) -> str:
     """UTC with microseconds always there, so that text order is time order."""
     return f"{time.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def write_token(key: Item | None) -> str | None:
+    """The page token that stands for the key after which the next page begins."""
+    if key is None:
+        return None
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+
+def read_token(token: str | None) -> Item | None:
+    """A page token's key.
+
+    Raises:
+        ValueError: when it is not one of ours.
+    """
+    if token is None:
+        return None
+    key = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    if not isinstance(key, dict) or not all(isinstance(value, str) for value in key.values()):
+        raise ValueError("not a page token")
+    return key
 
 
 def _since(record: Record) -> str:

@@ -3,10 +3,8 @@ state."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -31,10 +29,12 @@ from lambdas.adapters.items import (
     key_of,
     open_mark,
     read_record,
+    read_token,
     run_key,
     stage_key,
     stamp,
     write_record,
+    write_token,
 )
 from lambdas.logic.folder import RunFolder
 from lambdas.logic.records import (
@@ -365,7 +365,7 @@ class Table:
         request: dict[str, Any] = {"KeyConditionExpression": condition, "Limit": limit, **extra}
         if index is not None:
             request["IndexName"] = index
-        after = _read_token(token)
+        after = read_token(token)
         items: list[Item] = []
         while True:
             if after is not None:
@@ -375,7 +375,7 @@ class Table:
             items += answer["Items"]
             after = answer.get("LastEvaluatedKey")
             if after is None or len(items) >= limit:
-                return items, _write_token(after)
+                return items, write_token(after)
 
 
 def _predecessors(
@@ -385,26 +385,6 @@ def _predecessors(
     if state is None:
         return None
     return {state} | {before for before, after in table.items() if state in after}
-
-
-def _write_token(key: Item | None) -> str | None:
-    if key is None:
-        return None
-    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
-
-
-def _read_token(token: str | None) -> Item | None:
-    """A page token's key.
-
-    Raises:
-        ValueError: when it is not one of ours.
-    """
-    if token is None:
-        return None
-    key = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    if not isinstance(key, dict) or not all(isinstance(value, str) for value in key.values()):
-        raise ValueError("not a page token")
-    return key
 
 
 def _now() -> dt.datetime:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lambdas.handlers._entry import entry
 from lambdas.hub import hub
-from lambdas.logic.training import submit_attempt
+from lambdas.logic.submitting import submit_attempt
 from lambdas.settings import JobSettings
 
 

@@ -110,6 +110,7 @@ class Cloud:
         self._watch(aws.resource("dynamodb").meta.client)
 
     def stop(self) -> None:
+        moto_patches.hooks.execution_changed.clear()  # Executions keep this very list.
         moto_patches.hooks.clear()
         wire.connect_as_before()
         self.pool.shutdown(wait=False)
@@ -120,10 +121,10 @@ class Cloud:
 
     def fresh(self) -> None:
         """Empty everything; executions of earlier tests are stopped."""
+        moto_patches.hooks.execution_changed.clear()  # Executions keep this very list.
         for machine in self.states.list_state_machines()["stateMachines"]:
             arn = machine["stateMachineArn"]
             running = self.states.list_executions(stateMachineArn=arn, statusFilter="RUNNING")
-            moto_patches.hooks.clear()
             for execution in running["executions"]:
                 self.states.stop_execution(executionArn=execution["executionArn"])
         wire.post(self._app, f"{URL}/moto-api/reset")
