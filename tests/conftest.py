@@ -14,7 +14,6 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("gate")
 
 UNPROVEN = {
-    "tests/reliability/test_hosts_embedded.py",
     "tests/reliability/test_interruptions.py",
     "tests/reliability/test_real_stage.py",
 }
