@@ -102,7 +102,7 @@ def try_rewards(
     elif view.problems:
         err.print(problem_table([Problem(p.path, p.value, p.reason, p.fix) for p in view.problems]))
     else:
-        print(trial_table([sample["completion"] for sample in request.samples], view))
+        print(trial_table([sample.completion for sample in request.samples], view))
     if view.problems:
         raise typer.Exit(EXIT_INVALID)
     if any(source.state == "failed" for source in view.sources):

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from client.columns import DataError, first_rows
 from client.run_files import prepare
 from contracts.problems import InvalidInputError, Problem
-from contracts.reward_trial import MAX_SAMPLES, RewardTestRequest, RewardTestView
+from contracts.reward_trial import MAX_SAMPLES, RewardSample, RewardTestRequest, RewardTestView
 from contracts.rewards import RewardSpec
 from contracts.run_spec import parse_run_spec
 from contracts.stages import DataSpec, GrpoStage
@@ -130,13 +130,13 @@ def trial_request(
         raise InvalidInputError([problem], subject="data")
     samples = []
     for number, row in enumerate(_rows(path, rows)):
-        common = {
-            **_plain(row),
-            "messages": _messages(stage, row, files),
-            "ground_truth": None if stage.data.answer is None else row.get(stage.data.answer),
-        }
-        texts = _texts(row, number, answers, column, common["ground_truth"])
-        samples += [{**common, "completion": text} for text in texts]
+        columns = _plain(row)
+        truth = None if stage.data.answer is None else columns.get(stage.data.answer)
+        prompt = _messages(stage, row, files)
+        samples += [
+            RewardSample(completion=text, prompt=prompt, ground_truth=truth, columns=columns)
+            for text in _texts(row, number, answers, column, truth)
+        ]
     return RewardTestRequest(
         rewards=list(stage.rewards), files=dict(files), samples=samples[:MAX_SAMPLES]
     )

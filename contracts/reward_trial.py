@@ -15,6 +15,7 @@ from contracts.rewards import RewardKind, RewardSpec
 
 __all__ = [
     "MAX_SAMPLES",
+    "RewardSample",
     "RewardSourceView",
     "RewardTestRequest",
     "RewardTestView",
@@ -26,16 +27,27 @@ MAX_SAMPLES = 64
 _SHOWN = 40
 
 
+class RewardSample(ApiModel):
+    """An answer with everything a reward may look at."""
+
+    completion: str
+    """The answer to be scored. Its length is counted in words, as no tokenizer is at hand."""
+    prompt: list[dict[str, Any]] = Field(default_factory=list)
+    """The messages the policy was given, oldest first."""
+    ground_truth: Any = None
+    """The row's reference answer."""
+    columns: dict[str, Any] = Field(default_factory=dict)
+    """The row of the data, the reference answer included."""
+
+
 class RewardTestRequest(ApiModel):
     """`POST /rewards:test`: score sample answers with reward sources as a run file writes them."""
 
-    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=16)]
+    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=32)]
     files: dict[str, str] = Field(default_factory=dict)
     """Text of the Python files the sources name, and of modules beside them, by relative path."""
-    samples: list[dict[str, Any]] = Field(default_factory=list, max_length=MAX_SAMPLES)
-    """Each `{"completion": str, "ground_truth": any, "messages": [the prompt], ...dataset
-    columns}`; none: static checks only. The length of an answer is counted in words here, as no
-    tokenizer is at hand."""
+    samples: list[RewardSample] = Field(default_factory=list, max_length=MAX_SAMPLES)
+    """None: static checks only."""
 
 
 class SampleFailureView(ApiModel):

@@ -12,12 +12,10 @@ from contracts.spec_checks import reward_problems
 
 __all__ = ["trial_problems"]
 
-_GIVEN = {"completion", "ground_truth", "messages"}
-
 
 def trial_problems(request: RewardTestRequest) -> Iterator[Problem]:
-    """Every problem of the sources, of the files they name, and of the samples."""
-    columns = sorted({name for sample in request.samples for name in sample} - _GIVEN)
+    """Every problem of the sources and of the files they name."""
+    columns = sorted({name for sample in request.samples for name in sample.columns})
     for path in request.files:
         try:
             RunLayout("x").code(path)
@@ -39,8 +37,3 @@ def trial_problems(request: RewardTestRequest) -> Iterator[Problem]:
             columns=columns if request.samples else None,
             parameters=tuple(spec.parameters),
         )
-    for index, sample in enumerate(request.samples):
-        if not isinstance(sample.get("completion"), str):
-            fix = "Give the answer to be scored as a text."
-            place = f"samples[{index}].completion"
-            yield Problem(place, sample.get("completion"), "is not a text", fix)

@@ -46,7 +46,8 @@ def test_functions_and_files_are_scored_and_judges_refused(hub):
         {"name": "mathematics", "weight": 1.0, "function": "boxed_math"},
         {"name": "judge", "weight": 1.0, "judge": {"endpoint": {"url": "http://judge/v1"}}},
     ]
-    samples = [{"completion": text, "answer": "4", "ground_truth": "4"} for text in ("4", "5")]
+    columns = {"answer": "4"}
+    samples = [{"completion": text, "ground_truth": "4", "columns": columns} for text in ("4", "5")]
     asked = {"rewards": given, "files": {"mine.py": MINE}, "samples": samples}
     view = hub.test_rewards(RewardTestRequest.model_validate(asked))
     right, thief, mathematics, judge = view.sources

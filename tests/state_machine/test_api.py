@@ -182,7 +182,7 @@ def test_attempts_and_checkpoints_show_what_happened(cloud: Cloud) -> None:
 
 
 def test_rewards_are_tried_out_in_the_trainer_s_sandbox(cloud: Cloud) -> None:
-    samples = [{"completion": "4", "answer": "4"}, {"completion": "5", "answer": "4"}]
+    samples = [{"completion": text, "columns": {"answer": "4"}} for text in ("4", "5")]
     mine = {"name": "mine", "weight": 2.0, "file": "r.py", "function": "score"}
     judge = {"name": "judge", "weight": 1.0, "judge": {"endpoint": {"url": "http://judge/v1"}}}
     body = {"rewards": [mine, judge], "files": {"r.py": REWARD}, "samples": samples}
@@ -201,16 +201,18 @@ def test_what_is_wrong_with_a_reward_is_said_without_running_it(cloud: Cloud) ->
     body: dict[str, Any] = {
         "rewards": [mine, {"name": "mine", "weight": 1.0, "function": "exactmatch"}],
         "files": {"r.py": "def score(completions, nope): pass", "../x.py": ""},
-        "samples": [{"completion": 4, "answer": "4"}],
+        "samples": [{"completion": "4", "columns": {"answer": "4"}}],
     }
     _, document = cloud.api("POST", "/v1/rewards:test", body)
     assert [problem["path"] for problem in document["problems"]] == [
-        "files.../x.py", "rewards[1].name", "rewards[1].function", "r.py", "samples[0].completion",
+        "files.../x.py", "rewards[1].name", "rewards[1].function", "r.py",
     ]  # fmt: skip
     assert document["sources"] == []
     body["files"] = {}
     _, document = cloud.api("POST", "/v1/rewards:test", body)
-    assert document["problems"][-2]["reason"] == "is not in the request"
+    assert document["problems"][-1]["reason"] == "is not in the request"
+    body["samples"] = [{"completion": 4}]
+    assert cloud.api("POST", "/v1/rewards:test", body)[0] == 422
 
 
 def test_a_model_of_an_earlier_run_is_a_base_model(cloud: Cloud) -> None:

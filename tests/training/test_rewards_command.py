@@ -88,8 +88,7 @@ def test_every_kind_of_source_is_tried_and_none_hides_another(
     assert "vllm serve" in sources["down"]["reason"]
     assert all(isinstance(score, float) for score in sources["rm"]["scores"])
     assert view["rewards"] == pytest.approx([1 + 1, 1 + 0.8])
-    asked = str(service.requests[0]["messages"])
-    assert "Row 1: 2+2" in asked
+    assert any("Row 1: 2+2" in str(request["messages"]) for request in service.requests)
 
 
 def test_the_table_shows_scores_reasons_and_containment(tmp_path: Path) -> None:

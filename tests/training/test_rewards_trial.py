@@ -22,8 +22,10 @@ from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import SourceContext
 from training_container.rewards.trial import columns_of, samples_of, try_out
 
-SAMPLES = [{"completion": "4", "ground_truth": "4", "colour": "red"},
-           {"completion": "5", "ground_truth": "4", "colour": "blue"}]  # fmt: skip
+SAMPLES = [
+    {"completion": text, "ground_truth": "4", "columns": {"answer": "4", "colour": colour}}
+    for text, colour in (("4", "red"), ("5", "blue"))
+]
 FORBIDDEN = {"torch", "transformers", "ray", "boto3", "lambdas", "client"}
 
 _AS_LAMBDA = """
@@ -91,6 +93,7 @@ FILES = {
     "dies": "import os\ndef f(completions): os._exit(7)",
     "no_reward": "def f(a, b, c): return 1",
     "hungry": "def f(completions): return ['x' * 10**11]",
+    "chat": "def f(completions, messages): return [len(chat) for chat in messages]",
     "prints": "def f(completions):\n    print('[9, 9]')\n    return [0.5, None]",
 }
 
@@ -136,7 +139,7 @@ WANTED = {
     "columns": [2.0, 0.0], "any": [3.0, 3.0], "plain": [1.0, 0.0], "easyr1": [1.0, 0.0],
     "sequential": [1.0, 0.0], "async": [1.0, 0.0], "class": [1.0, 0.0], "plugin": [1.0, 0.0],
     "environment": [1.0, 0.0], "helper": [1.0, 1.0], "inf": [None, None], "prints": [0.5, None],
-    "raises": [None, None], "one_raises": [1.0, None], "dies": [None, None],
+    "chat": [1.0, 1.0], "raises": [None, None], "one_raises": [1.0, None], "dies": [None, None],
 }  # fmt: skip
 
 
@@ -176,6 +179,20 @@ def test_the_trial_s_scores_are_those_of_a_training_step(tmp_path: Path) -> None
     scores = torch.tensor(result.scores_B_K, dtype=torch.float64)
     fused = fuse_rewards(scores, weights, mode="sum_then_normalize", group_size=2)
     assert view.rewards == pytest.approx(fused.tolist())
+
+
+def test_a_column_wins_over_what_the_trainer_provides_here_too(tmp_path: Path) -> None:
+    """Data with a chat has `messages` of its own, the reference answer among them."""
+    (tmp_path / "r.py").write_text(FILES["chat"])
+    mine = {"name": "mine", "weight": 1.0, "file": "r.py", "function": "f"}
+    chat = [{"role": role, "content": "x"} for role in ("system", "user", "assistant")]
+    sample = {"completion": "4", "prompt": chat[:2], "columns": {"messages": chat[:1]}}
+    request = RewardTestRequest.model_validate({"rewards": [mine], "samples": [sample]})
+    context = SourceContext(tmp_path, columns_of(request), workers=1)
+    assert try_out(request, context).sources[0].scores == [1.0]
+    bare = request.model_copy(update={"samples": [request.samples[0].model_copy(update={
+        "columns": {}})]})  # fmt: skip
+    assert try_out(bare, SourceContext(tmp_path, workers=1)).sources[0].scores == [3.0]
 
 
 def test_what_the_function_cannot_run_is_refused_in_words(code: Path) -> None:

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read_paths=tuple(str(folder.resolve()) for folder in given.read),
     )
     view = try_out(request, context)
-    completions = [str(sample["completion"]) for sample in request.samples]
+    completions = [sample.completion for sample in request.samples]
     print(trial_table(completions, view) if given.table else view.model_dump_json())
     return 0
 

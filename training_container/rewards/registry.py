@@ -21,6 +21,8 @@ from training_container.rewards.interface import RewardConfigError, Sample
 
 __all__ = ["BuiltIn", "built_in", "built_ins", "catalogue"]
 
+_MATHS = ("math_verify",)
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
@@ -31,6 +33,8 @@ class BuiltIn:
     score: Callable[[Sample, Any], float | None]
     isolated: bool = False
     """Runs in a worker process: its time is not bounded by the length of the text."""
+    libraries: tuple[str, ...] = ()
+    """Imported before the first sample, whose deadline their seconds are not."""
 
     @property
     def description(self) -> str:
@@ -81,16 +85,16 @@ def built_ins() -> Mapping[str, BuiltIn]:
     """All built-ins, in the order of the catalogue."""
     entries = [
         BuiltIn("think_answer_format", formats.ThinkAnswerFormat, formats.think_answer_format),
-        BuiltIn("boxed_math", maths.BoxedMath, maths.boxed_math, isolated=True),
-        BuiltIn("open_math", maths.OpenMath, maths.open_math, isolated=True),
+        BuiltIn("boxed_math", maths.BoxedMath, maths.boxed_math, True, _MATHS),
+        BuiltIn("open_math", maths.OpenMath, maths.open_math, True, _MATHS),
         BuiltIn("exact_match", texts.ExactMatch, texts.exact_match),
         BuiltIn("choice", texts.Choice, texts.choice),
         BuiltIn("regex", texts.Regex, texts.regex, isolated=True),
-        BuiltIn("json_schema", formats.JsonSchema, formats.json_schema, isolated=True),
+        BuiltIn("json_schema", formats.JsonSchema, formats.json_schema, True, ("jsonschema",)),
         BuiltIn("numeric_tolerance", texts.NumericTolerance, texts.numeric_tolerance),
         BuiltIn("length", lengths.Length, lengths.length),
         BuiltIn("soft_overlong", lengths.SoftOverlong, lengths.soft_overlong),
-        BuiltIn("cosine_length", lengths.CosineLength, lengths.cosine_length, isolated=True),
+        BuiltIn("cosine_length", lengths.CosineLength, lengths.cosine_length, True, _MATHS),
         BuiltIn("repetition", lengths.Repetition, lengths.repetition),
         BuiltIn("grid_navigation", grid.GridNavigation, grid.grid_navigation),
         BuiltIn("score_side", lists.ScoreSide, lists.score_side),

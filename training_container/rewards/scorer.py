@@ -6,6 +6,7 @@ An outcome is what is sent back for one sample: `{"value": float | None, "extra"
 
 from __future__ import annotations
 
+import importlib
 import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,4 +136,6 @@ def load_scorer(message: Mapping[str, Any]) -> Scorer:
 
     entry = built_in(message["function"])
     score = entry.bind(message["parameters"])
+    for library in entry.libraries:
+        importlib.import_module(library)
     return Scorer(UserFunction("built_in", True, (), lambda one: score(one[0]), reads_prompt=False))

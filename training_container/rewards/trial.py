@@ -33,7 +33,6 @@ from training_container.rewards.sources import SourceContext, build_source
 
 __all__ = ["columns_of", "samples_of", "try_out"]
 
-_NOT_COLUMNS = ("completion", "ground_truth", "messages")
 _LONGEST_DETAIL = 1000
 
 
@@ -58,25 +57,22 @@ class _Absent:
 
 def samples_of(request: RewardTestRequest) -> list[Sample]:
     """The request's samples. Equal rows share their columns, as the answers of a group do."""
-    shared: dict[str, dict[str, Any]] = {}
-    samples = []
-    for given in request.samples:
-        columns = {name: value for name, value in given.items() if name not in _NOT_COLUMNS}
-        samples.append(
-            Sample(
-                completion=str(given["completion"]),
-                prompt=tuple(given.get("messages") or ()),
-                response_length=len(str(given["completion"]).split()),
-                ground_truth=given.get("ground_truth"),
-                columns=shared.setdefault(repr(columns), columns),
-            )
+    shared: dict[str, Mapping[str, Any]] = {}
+    return [
+        Sample(
+            completion=given.completion,
+            prompt=tuple(given.prompt),
+            response_length=len(given.completion.split()),
+            ground_truth=given.ground_truth,
+            columns=shared.setdefault(repr(given.columns), given.columns),
         )
-    return samples
+        for given in request.samples
+    ]
 
 
 def columns_of(request: RewardTestRequest) -> tuple[str, ...]:
     """Names of the dataset columns that the samples carry."""
-    return tuple(sorted({name for one in request.samples for name in one} - set(_NOT_COLUMNS)))
+    return tuple(sorted({name for sample in request.samples for name in sample.columns}))
 
 
 def try_out(

@@ -538,7 +538,8 @@ def test_rewards_are_listed_and_reward_files_run_on_real_rows(
     assert "mine: file, weight 1, 0.50 s" in result.stdout
     body = cloud.asked[-1].body
     asked = [{"role": "user", "content": "x\n0+1"}]
-    row = {"problem": "0+1", "answer": "1", "screen": "x", "ground_truth": "1", "messages": asked}
+    columns = {"problem": "0+1", "answer": "1", "screen": "x"}
+    row = {"ground_truth": "1", "prompt": asked, "columns": columns}
     assert body["samples"] == [{**row, "completion": "1"}, {**row, "completion": ""}]
     assert body["rewards"][0]["function"] == "score"
     assert body["files"].keys() >= {"rewards.py", "helper.py"}

@@ -66,7 +66,12 @@ def test_an_answer_without_sources_has_a_head_only() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rewards": []}, {"samples": [{}] * (MAX_SAMPLES + 1)}, {"reward": []}],
+    [
+        {"rewards": []},
+        {"samples": [{"completion": ""}] * (MAX_SAMPLES + 1)},
+        {"samples": [{"completion": 1}]},
+        {"reward": []},
+    ],
 )
 def test_a_request_is_bounded_and_strict(changes: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
