@@ -78,13 +78,64 @@ def continue_on_one_host(hosts: Hosts) -> None:
     assert hosts.job.run() == 0, hosts.job.log
 
 
-def test_hosts_stop_at_one_step_and_resume_on_new_addresses_to_the_last_bit(
+def test_a_lost_host_fails_the_attempt_by_name_and_new_hosts_carry_on_to_the_last_bit(
+    reference: tuple[dict[int, float], bytes], server: S3Server, make: Callable[..., Hosts]
+) -> None:
+    """The next attempt's hosts have other addresses and start in the other order.
+
+    `volcengine/verl#1314`, `#500`, `#625`, `NovaSky-AI/SkyRL#800`
+    """
+    hosts = make()
+    hosts.start_all()
+    hosts.wait_for(lambda: len(hosts.job.complete()) > 0 and hosts.step() < STEPS - 2)
+    hosts.kill(1)
+    assert hosts.wait() == [ExitCode.CLUSTER], hosts.logs()
+    first, cause = hosts.failure(0).split("\n", 1)
+    assert first == "outcome=infrastructure_failure retryable=true code=cluster"
+    assert f"host 1 ({hosts.names[1]}) was lost" in cause
+
+    saved = hosts.job.complete()[0]
+    assert saved.id.step < STEPS
+    hosts.job.attempt += 1
+    hosts.job.prepare()
+    hosts.rename(2)
+    server.requests.clear()
+    hosts.start(1)
+    hosts.wait_for(lambda: server.count("GET", r"/cluster/002\.json"))
+    hosts.start(0)
+    assert hosts.wait() == [0, 0], hosts.logs()
+    assert (losses(hosts.job), hosts.job.model()) == reference
+
+    place = hosts.job.layout.checkpoint_prefix(saved.id.step, saved.id.generation)
+    files = [file for flag in saved.flags for file in flag.files]
+    names = {file.key.removeprefix(place): file for file in files}
+    fetched = {name: asked(server, file.key) for name, file in names.items()}
+    # Each host reads its own files, and all read the index of the shards.
+    index = "host-0/sharded/.metadata"
+    assert fetched.pop(index) == [names[index].size] * 2
+    assert len(fetched) > 4
+    assert fetched == {name: [names[name].size] for name in fetched}
+
+
+def asked(server: S3Server, key: str) -> list[int]:
+    """Bytes of each answer to a GET of ``key``."""
+    return [r.sent for r in server.requests if r.method == "GET" and f"/{key}?" in r.target]
+
+
+def test_a_worker_whose_leader_never_shows_says_so(make: Callable[..., Hosts]) -> None:
+    """`aws/sagemaker-python-sdk#138`"""
+    hosts = make(limits={"join": 3.0})
+    hosts.start(1)
+    assert hosts.wait() == [ExitCode.CLUSTER]
+    assert f"the leader {hosts.names[0]} has not announced itself" in hosts.failure(1)
+
+
+@pytest.mark.long
+def test_hosts_stop_at_one_step_and_resume_in_place(
     reference: tuple[dict[int, float], bytes], server: S3Server, make: Callable[..., Hosts]
 ) -> None:
     """One host is told to stop; both do, after the same step, with a checkpoint. They come back in
-    place in the other order, under new addresses, and find the ticket of the cluster before.
-
-    `volcengine/verl#500`, `#1144`, `#625`, `NovaSky-AI/SkyRL#800`
+    place, under new addresses, and find the ticket of the cluster before. `volcengine/verl#1144`
     """
     hosts = make(every_minutes=30)
     hosts.start_all()
@@ -103,42 +154,6 @@ def test_hosts_stop_at_one_step_and_resume_on_new_addresses_to_the_last_bit(
     hosts.start(0)
     assert hosts.wait() == [0, 0], hosts.logs()
     assert (losses(hosts.job), hosts.job.model()) == reference
-
-    place = hosts.job.layout.checkpoint_prefix(saved.id.step, saved.id.generation)
-    fetched = {
-        file.key.removeprefix(place): server.count("GET", f"/{file.key}\\?")
-        for flag in saved.flags
-        for file in flag.files
-    }
-    # Each host reads its own files, and all read the index of the shards.
-    assert fetched.pop("host-0/sharded/.metadata") == 2
-    assert len(fetched) > 4
-    assert set(fetched.values()) == {1}
-
-
-def test_a_lost_host_fails_the_attempt_by_name_and_one_host_carries_on(
-    reference: tuple[dict[int, float], bytes], make: Callable[..., Hosts]
-) -> None:
-    """`volcengine/verl#1314`, `#2265`"""
-    hosts = make()
-    hosts.start_all()
-    hosts.wait_for(lambda: len(hosts.job.complete()) > 0 and hosts.step() < STEPS - 2)
-    hosts.kill(1)
-    assert hosts.wait() == [ExitCode.CLUSTER], hosts.logs()
-    first, cause = hosts.failure(0).split("\n", 1)
-    assert first == "outcome=infrastructure_failure retryable=true code=cluster"
-    assert f"host 1 ({hosts.names[1]}) was lost" in cause
-
-    continue_on_one_host(hosts)
-    assert (losses(hosts.job), hosts.job.model()) == reference
-
-
-def test_a_worker_whose_leader_never_shows_says_so(make: Callable[..., Hosts]) -> None:
-    """`aws/sagemaker-python-sdk#138`"""
-    hosts = make(limits={"join": 3.0})
-    hosts.start(1)
-    assert hosts.wait() == [ExitCode.CLUSTER]
-    assert f"the leader {hosts.names[0]} has not announced itself" in hosts.failure(1)
 
 
 @pytest.mark.long
