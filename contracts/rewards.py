@@ -63,8 +63,9 @@ class ModelReward(Strict):
     """Tokens of one forward pass, padding included, at most; a longer conversation goes alone."""
     max_length: Annotated[int, Field(ge=8)] = 4096
     """Tokens of a conversation; a longer one is not scored (None), never cut."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the classifier lives; `auto` is the policy's device."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = "auto"
+    """Where the classifier lives: `auto` beside the policy, `cuda:1` on a GPU of the leader's host,
+    `cpu`."""
     endpoint: EndpointSpec | None = None
     """Score over HTTP instead (vLLM pooling/classify)."""
 

@@ -236,6 +236,12 @@ def test_loading_a_model_leaves_the_job_s_random_numbers_alone(
     assert torch.equal(torch.rand(4), wanted)
 
 
+@pytest.mark.parametrize("device", ["cuda:15", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(RewardConfigError, match=f"{device}; this host has"):
+        source("model", source="hub/model", device=device)
+
+
 def test_a_source_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     for kind in ("model", "judge"):
         with pytest.raises(RewardConfigError, match="rm"):

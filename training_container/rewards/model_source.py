@@ -160,10 +160,14 @@ class ModelSource:
 
 
 def chosen_device(wanted: str) -> torch.device:
-    """`auto` is the policy's: the GPU when there is one."""
+    """`auto` is the policy's: the GPU when there is one. Raises RewardConfigError."""
+    count = torch.cuda.device_count()
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(wanted)
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise RewardConfigError(f"a reward model is to be on {wanted}; this host has {count} GPUs")
+    return device
 
 
 def load_template(files: Path, name: str) -> str:
