@@ -72,7 +72,12 @@ def test_a_spot_market_takes_instances_until_it_closes(cloud, local):
     opened = local("spot-market", "seed=7,mean-minutes=0.001,notice=0,hold=0.1")
     assert opened.exit_code == 0, opened.output
     training.create(cloud, "traded", spot=True, seconds=600)
-    until(lambda: len(training.lines(cloud, "traded", "incarnation")) >= 3)
+
+    def interruptions():
+        transitions = training.describe(cloud, "traded")["SecondaryStatusTransitions"]
+        return [t for t in transitions if t["Status"] == "Interrupted"]
+
+    until(lambda: len(interruptions()) >= 2)
     assert "seed=7" in faults(local)["spot_market"]
     assert local("spot-market", "").exit_code == 0
     assert faults(local)["spot_market"] == "None"
