@@ -217,6 +217,7 @@ class Monitoring(Construct):
                 self._hub_metric("ReconcilerPasses", "Sum"),
                 self._hub_metric("OpenAttempts", "Maximum"),
                 self._hub_metric("EventsMissed", "Sum"),
+                self._hub_metric("OrphanedJobs", "Sum"),
             ),
             graph(
                 "Endpoints and models",

@@ -74,6 +74,40 @@ def test_every_row_of_the_table_is_a_function_with_a_role_of_its_own(assembly: A
     assert {properties["Runtime"] for properties in functions.values()} == {"python3.13"}
 
 
+def test_every_function_and_the_state_machine_are_traced(assembly: Assembly) -> None:
+    for name, properties in assembly.of_type("AWS::Lambda::Function").items():
+        assert properties["TracingConfig"] == {"Mode": "Active"}, name
+        assert "POWERTOOLS_TRACE_DISABLED" not in properties["Environment"]["Variables"]
+    [machine] = assembly.of_type("AWS::StepFunctions::StateMachine").values()
+    assert machine["TracingConfiguration"] == {"Enabled": True}
+    reporting = {
+        references(role).pop()
+        for policy in assembly.of_type("AWS::IAM::Policy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "xray:PutTraceSegments" in as_list(statement["Action"])
+        for role in policy["Roles"]
+    }
+    functions = assembly.of_type("AWS::Lambda::Function").values()
+    assert {references(properties["Role"]).pop() for properties in functions} <= reporting
+
+
+def test_only_alarms_of_endpoints_are_made_and_deleted(assembly: Assembly) -> None:
+    """A blue/green update is rolled back by an alarm: whoever deploys makes it, and SageMaker
+    looks at it in the role of the endpoint."""
+    may: dict[str, set[str]] = {}
+    for name, statement in assembly.statements():
+        for action in as_list(statement["Action"]):
+            if action in ("cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms",
+                          "cloudwatch:DescribeAlarms"):  # fmt: skip
+                may.setdefault(action.partition(":")[2], set()).add(name)
+                assert ":alarm:GrpoHub-endpoint-*" in json.dumps(statement["Resource"])
+    assert {name[:30] for name in may["PutMetricAlarm"]} == {"FunctionsCreateOrUpdateEndpoin"}
+    assert any(name.startswith("InferenceRole") for name in may["DescribeAlarms"])
+    assert {name.partition("Role")[0] for name in may["DeleteAlarms"]} == {
+        "FunctionsApi", "FunctionsCleanUp", "FunctionsOnExecutionStatus", "FunctionsReconcile",
+    }  # fmt: skip
+
+
 def test_every_function_keeps_its_logs_for_a_while_and_encrypted(assembly: Assembly) -> None:
     groups = assembly.of_type("AWS::Logs::LogGroup")
     for properties in assembly.of_type("AWS::Lambda::Function").values():
