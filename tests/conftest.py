@@ -15,7 +15,6 @@ settings.load_profile("gate")
 
 UNPROVEN = {
     "tests/reliability/test_interruptions.py",
-    "tests/reliability/test_real_stage.py",
 }
 """Files whose `long` tests are written and have not yet been seen to end on an idle machine.
 `GRPOHUB_UNPROVEN=1 make test-long` runs them; a file leaves this list when they have passed."""
