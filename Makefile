@@ -104,7 +104,7 @@ docs: setup  ## regenerate the references under docs/
 	@$(BIN)/python docs/generate.py
 
 bench: setup  ## the numbers the README quotes
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python -m "bench.$$(basename "$$script" .py)"; done
 
 clean:  ## everything generated, the environments included
 	rm -rf .venv .venv-vllm .grpohub cdk.out build dist tests/infra/node_modules *.egg-info \
