@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import boto3
 import botocore.session
+from boto3.dynamodb import transform
+from boto3.dynamodb.conditions import ConditionExpressionBuilder
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from werkzeug.test import run_wsgi_app
 
@@ -38,6 +41,7 @@ def answer_in_process(application: Application) -> None:
             body = body.read()
         return _ask(application, request.method, request.url, headers, bytes(body))
 
+    transform.ConditionExpressionBuilder = _PerThread  # type: ignore[misc]
     session = botocore.session.get_session()
     session.register("before-send", send)
     boto3.setup_default_session(botocore_session=session)
@@ -52,6 +56,11 @@ def post(application: Application, url: str) -> None:
     """An empty POST that no client knows how to send."""
     answer = _ask(application, "POST", url, {}, b"")
     assert answer.status_code == 200, answer.text
+
+
+class _PerThread(threading.local, ConditionExpressionBuilder):
+    """A boto3 resource may not be shared by threads, since it numbers the names of all conditions.
+    A function handles one event at a time; here many run at once in one process."""
 
 
 class _Body(io.BytesIO):
