@@ -242,7 +242,8 @@ def test_rows_samples_and_stdout_tell_the_step(
     assert samples.num_rows == 2
     assert {"prompt", "completion", "reward", "reward/short"} <= set(samples.column_names)
     left = json.loads((tmp_path / "output/sample_prompt.json").read_text())
-    assert left["messages"][-1] == {"role": "user", "content": tiny.grpo_rows(HELD_OUT)[0]["problem"]}
+    asked = tiny.grpo_rows(HELD_OUT)[0]["problem"]
+    assert left["messages"][-1] == {"role": "user", "content": asked}
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(MARK)]
     assert [line.split()[1] for line in printed] == ["step=0", "step=1", "step=2"]
 
