@@ -60,7 +60,8 @@ def said(answer: Any) -> str:
 
 
 def test_ping_answers_503_at_once_while_the_model_loads(served: Served) -> None:
-    """aws/amazon-sagemaker-examples#210, awslabs/llm-hosting-container#18.
+    """aws/amazon-sagemaker-examples#210, awslabs/llm-hosting-container#18,
+    aws/sagemaker-python-sdk#4115.
 
     A check that hung would have failed the fixture.
     """

@@ -150,6 +150,7 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"compute.max_wait_hours": 100.0, "compute.ladder.0.spot": False}, "compute.max_wait_hours",
      "only with a Spot rung"),
     ({"compute.max_wait_hours": 1.0}, "compute.max_wait_hours", "is below max_runtime_hours"),
+    # Boise-State-Development/agentcore-public-stack#1024: the time limit came before any save.
     ({"checkpoint.every_minutes": 60.0, "compute.max_runtime_hours": 1.0},
      "checkpoint.every_minutes", "no checkpoint would be saved"),
     ({"stages.1.name": "warm-up"}, "stages[1].name", "is used twice"),
