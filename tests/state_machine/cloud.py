@@ -78,6 +78,7 @@ class Cloud:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._one_request = threading.Lock()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -199,7 +200,9 @@ class Cloud:
                 "requestId": "request-1", "stage": "$default",
             },
         }  # fmt: skip
-        answer = self.invoke("api", event)
+        # A function's process has one event at a time; Powertools' router lives in the module.
+        with self._one_request:
+            answer = self.invoke("api", event)
         text = answer.get("body") or "{}"
         return answer["statusCode"], json.loads(text)
 

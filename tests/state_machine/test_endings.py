@@ -139,6 +139,7 @@ def test_an_execution_aborted_in_the_console_stops_its_job(cloud: Cloud, heard: 
     cloud.drop_events = not heard
     arn = cloud.folder(run_id).run.execution_arn
     cloud.states.stop_execution(executionArn=arn, error="Me", cause="by hand")
+    assert cloud.wait_execution(run_id) == "ABORTED"
     if not heard:
         cloud.reconcile()
     cloud.sagemaker.until(
