@@ -19,7 +19,7 @@ from typing import Any
 
 from client.hub import Hub
 from client.settings import load_settings
-from contracts.api import RunView
+from contracts.api import RunView, TimelineEntry
 from contracts.layout import RunLayout
 from contracts.states import RunState, is_terminal
 from examples.tv_navigation.evaluate import accuracy, reaches_goal
@@ -64,14 +64,16 @@ def follow(hub: Hub, run: RunView, story: Story) -> tuple[list[Interruption], Ru
         Interruption(stage=1, stage_name="smooth", after_step=15, with_notice=True, hold=0),
         Interruption(stage=2, stage_name="strict", after_step=15, with_notice=False, hold=90),
     ]
-    pending, done, shown = list(plan), [], 0
+    pending, done = list(plan), []
+    shown: set[TimelineEntry] = set()
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         run = hub.run(run.run_id)
-        timeline = hub.timeline(run.run_id)
-        for entry in timeline[shown:]:
-            story.tell(entry.kind, entry.text)
-        shown = len(timeline)
+        # By the facts' own time: one that is told late stands between others.
+        for entry in hub.timeline(run.run_id):
+            if entry not in shown:
+                story.tell(entry.kind, entry.text)
+            shown.add(entry)
         if is_terminal(run.state):
             return done, run
         if pending and (run.stages[pending[0].stage].step or 0) >= pending[0].after_step:
