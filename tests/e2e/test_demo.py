@@ -47,7 +47,8 @@ def test_the_demo_trains_is_interrupted_recovers_deploys_and_answers(tmp_path: P
     interrupted = next(s for s in stages if s["name"] == killed["stage"])
     assert interrupted["attempts"] == 2
 
-    assert report["run_id"] in report["endpoint"]
+    assert report["run_id"].startswith("tv-navigation-")
+    assert report["endpoint"] == "tv-navigation"
     assert report["question"]
     assert report["answer"]
     assert (folder / "reward.png").read_bytes().startswith(PNG)
