@@ -37,6 +37,7 @@ class FakeSageMaker:
         self.endpoints: dict[str, dict[str, Any]] = {}
         self.components: dict[str, dict[str, Any]] = {}
         self.targets: dict[str, dict[str, Any]] = {}
+        self.policies: dict[str, dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
         self.refusals: dict[str, list[AwsError]] = {}
         self.on_job: Callable[[dict[str, Any]], None] = lambda _: None
@@ -242,6 +243,7 @@ class FakeSageMaker:
 
     def do_PutScalingPolicy(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         assert request["ResourceId"] in self.targets
+        self.policies[request["ResourceId"]] = request
         return {"PolicyARN": "arn:policy", "Alarms": []}
 
     def do_DeregisterScalableTarget(self, request: dict[str, Any]) -> None:  # noqa: N802

@@ -211,6 +211,22 @@ def test_autoscaling_and_scale_to_zero_are_set_up_and_forgotten(cloud: Cloud) ->
     assert not cloud.sagemaker.targets
 
 
+def test_an_endpoint_scales_by_its_invocations(cloud: Cloud) -> None:
+    scaling = {"min_instances": 1, "max_instances": 4, "target_invocations_per_minute": 60}
+    _deployed(cloud, {**DEPLOY, "autoscaling": scaling})
+    resource = "endpoint/demo/variant/primary"
+    target = cloud.sagemaker.targets[resource]
+    assert target["ScalableDimension"] == "sagemaker:variant:DesiredInstanceCount"
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
+    policy = cloud.sagemaker.policies[resource]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 60
+    assert policy["PredefinedMetricSpecification"] == {
+        "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
+    }
+    assert cloud.api("DELETE", "/v1/endpoints/demo")[0] == 202
+    assert not cloud.sagemaker.targets
+
+
 def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
     _deployed(cloud, DEPLOY)
     assert len(_alarms("demo")) == 1
