@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.failures import ExitCode
 from contracts.run_spec import parse_run_spec
+from tests.reliability.cluster import Hosts
 from tests.reliability.job import REAL, Job
 from tests.reliability.kills import SECOND_FLAG, kill_at
 from tests.training.s3 import BUCKET, S3Server, s3_server
@@ -145,7 +148,45 @@ def test_a_killed_stage_ends_bit_identical(server, tmp_path, make, ranks: int) -
         whole = make_job(server, tmp_path / "whole", make(), ranks)
         assert whole.run() == 0, whole.log
         expected_rows, expected_weights = whole.rows(), whole.model()
-    expected = exact(expected_rows)
+    same(rows, exact(expected_rows))
+    assert weights == expected_weights
+
+
+def same(rows: Mapping[tuple[int, str], Any], expected: Mapping[tuple[int, str], Any]) -> None:
+    """The same metrics; those that differ are named."""
     assert {k: (rows.get(k), v) for k, v in expected.items() if rows.get(k) != v} == {}
     assert rows.keys() == expected.keys()
-    assert weights == expected_weights
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_grpo_on_two_hosts_that_are_cut_off_resumes_bit_identical(server, tmp_path) -> None:
+    """The leader is partitioned: both hosts end, and one with as many ranks carries on."""
+    from tests.reliability.namespaces import Namespaces, unavailable
+
+    if reason := unavailable():
+        pytest.skip(reason)
+    document = grpo_document()
+    document["stages"][0]["max_steps"] = 12
+    (tmp_path / "whole").mkdir()
+    whole = make_job(server, tmp_path / "whole", document, 2)
+    assert whole.run() == 0, whole.log
+    expected, weights = exact(whole.rows()), whole.model()
+    with Namespaces(2, server.endpoint) as net:
+        job = make_job(server, tmp_path, document, 1)
+        job.module, job.environ = "training_container.rank", {"AWS_ENDPOINT_URL": net.endpoint}
+        hosts = Hosts(job, wrap=net.command, names=net.addresses, interface=net.interface)
+        try:
+            hosts.start_all()
+            hosts.wait_for(lambda: len(job.complete()) > 0 and hosts.step() >= 3)
+            net.cut(1)
+            assert hosts.wait() == [ExitCode.CLUSTER, ExitCode.CLUSTER], hosts.logs()
+        finally:
+            hosts.kill_all()
+        assert job.complete()[0].id.step < 12
+        job.attempt, job.ranks, job.module = 2, 2, REAL
+        job.prepare()
+        assert job.run() == 0, job.log
+    same(exact(job.rows()), expected)
+    assert job.model() == weights
