@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Cloud:
     def __init__(self) -> None:
         self.sagemaker = FakeSageMaker()
         self.pool = ThreadPoolExecutor(16)
+        self._on_their_way: list[Future[None]] = []
         self.drop_events = False
         self.repeat_events = 1
         self.invocations: Counter[str] = Counter()
@@ -345,7 +346,7 @@ class Cloud:
                 "cause": getattr(execution, "cause", None),
             }
         )
-        self.pool.submit(self.deliver, "on_execution_status", event)
+        self._deliver_soon("on_execution_status", event)
 
     def _tell_object(self, _: str, bucket: Any, key: Any) -> None:
         if self.drop_events or not re.match(r"uploads/|recipes/|runs/.*(\.flag|/hosts/)", key.name):
@@ -357,7 +358,15 @@ class Cloud:
             etag=key.etag.strip('"'),
             version_id=key.version_id,
         )
-        self.pool.submit(self.deliver, "on_object_created", event)
+        self._deliver_soon("on_object_created", event)
+
+    def _deliver_soon(self, name: str, event: dict[str, Any]) -> None:
+        self._on_their_way.append(self.pool.submit(self.deliver, name, event))
+
+    def settle(self) -> None:
+        """Wait until every event that was sent has been dealt with."""
+        while self._on_their_way:
+            self._on_their_way.pop().result()
 
     # -- crash injection ---------------------------------------------------------------------------
 
