@@ -35,6 +35,14 @@ def observe(hub: Hub, run_id: str, stage_index: int, number: int) -> AttemptReco
         return settle(hub, attempt)
     spec = load_spec(hub, folder.run)
     observation = hub.jobs.describe(attempt.job_name)
+    if observation is not None and observation.status == "Stopped":
+        # Whoever stops a job writes why before; a row that was read earlier need not say it yet.
+        folder = hub.table.load(run_id)
+        attempt = folder.attempt(stage_index, number) if folder else None
+        assert folder is not None
+        assert attempt is not None
+        if attempt.state is AttemptState.ENDED:
+            return settle(hub, attempt)
     action = decide(
         attempt,
         observation,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from aws_lambda_powertools.metrics import EphemeralMetrics
 from moto.core.config import default_user_config
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Request, Response
@@ -58,6 +59,11 @@ class CrashError(BaseException):
 class Context:
     function_name, memory_limit_in_mb = "function", 512
     invoked_function_arn, aws_request_id = "arn:aws:lambda:::function", "request"
+
+
+class _MetricsPerThread(threading.local, EphemeralMetrics):
+    """One function's metrics were flushed while another's were being added: here many run at once
+    in one process."""
 
 
 class Cloud:
@@ -100,6 +106,7 @@ class Cloud:
             "VPC_SECURITY_GROUP_IDS": "", "ENCRYPT_INTER_CONTAINER_TRAFFIC": "false",
             "STACK_NAME": "GrpoHub",
         }  # fmt: skip
+        self._metrics = _use_metrics(_MetricsPerThread())
         wire.answer_in_process(self._app)
         default_user_config["stepfunctions"] = {"execute_state_machine": True}
         moto_patches.apply()
@@ -115,6 +122,7 @@ class Cloud:
         moto_patches.hooks.execution_changed.clear()  # Executions keep this very list.
         moto_patches.hooks.clear()
         wire.connect_as_before()
+        _use_metrics(self._metrics)
         self.pool.shutdown(wait=False)
         os.environ.clear()
         os.environ.update(self._environment)
@@ -497,6 +505,16 @@ def _run_reward_function(event: dict[str, Any]) -> Any:
         check=True,
     )
     return json.loads(done.stdout)
+
+
+def _use_metrics(metrics: Any) -> Any:
+    """Let the handlers count in ``metrics``; what they counted in before."""
+    from lambdas import observability  # Reads the environment that the cloud sets.
+    from lambdas.handlers import _entry
+
+    before = observability.metrics
+    observability.metrics = _entry.metrics = metrics
+    return before
 
 
 def _forget_clients() -> None:

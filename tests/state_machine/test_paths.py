@@ -242,10 +242,10 @@ def test_metrics_tell_what_an_interruption_cost_and_what_spot_saved(
 
     sums: Counter[str] = Counter()
 
-    def add(name: str, unit: MetricUnit, value: float) -> None:
+    def add(_self: object, name: str, unit: MetricUnit, value: float) -> None:
         sums[name] += value
 
-    monkeypatch.setattr(metrics, "add_metric", add)
+    monkeypatch.setattr(type(metrics), "add_metric", add)
     run_id = cloud.submit(run_spec(recovery=SHORT_WAIT))
     layout, first = stage_layout(run_id), f"{run_id}-0-a001"
     begun = time.time()
