@@ -12,6 +12,8 @@ from contracts import events
 from contracts.control import Control
 from contracts.states import AttemptState, Outcome, RunState
 from lambdas.hub import hub
+from lambdas.logic.attempts import observe, stop_attempt
+from lambdas.logic.records import StopReason
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.specs import DEPLOY, run_spec
 
@@ -202,6 +204,27 @@ def test_a_queue_of_commands_to_an_attempt_whose_job_was_deleted_does_not_hang(
 def _event(job: dict[str, Any]) -> dict[str, Any]:
     plain = {k: v for k, v in job.items() if not k.endswith("Time")}
     return events.training_job_event(plain, tags={"grpohub:stack": "GrpoHub"})
+
+
+def test_a_row_that_was_read_before_the_stop_does_not_make_it_a_users(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two handlers look at once: the slower has read the row before the other stopped the job, and
+    sees it Stopped. Taken for a stop in the console it would cancel the run."""
+    run_id = cloud.submit(run_spec())
+    name = f"{run_id}-0-a001"
+    cloud.train(name)
+    cloud.drop_events = True
+    table = hub().table
+    early = cloud.folder(run_id)
+    stop_attempt(hub(), early.attempts[0], StopReason.MOVED, "not restarted in time")
+    cloud.sagemaker.move(name, "Stopped", "Stopped")
+    reads = iter([early])
+    load = table.load
+    monkeypatch.setattr(table, "load", lambda run_id: next(reads, None) or load(run_id))
+    seen = observe(hub(), run_id, 0, 1)
+    assert seen is not None
+    assert (seen.outcome, seen.reason) == (Outcome.INTERRUPTED, "not restarted in time")
 
 
 def _created(cloud: Cloud, key: str) -> None:
