@@ -17,7 +17,9 @@ from tests.e2e.small_cloud import until, write_assembly
 def cloud(tmp_path_factory):
     """The small cloud, with the note that `up` leaves."""
     folder = tmp_path_factory.mktemp("faults")
-    with LocalCloud(write_assembly(folder / "cdk.out"), folder / "state", speed=60) as running:
+    # What the cloud reports from its threads must not get into a command's captured output.
+    quiet, assembly = [].append, write_assembly(folder / "cdk.out")
+    with LocalCloud(assembly, folder / "state", speed=60, report=quiet) as running:
         note = Running.here(running.url, running.api_url, REGION, running.outputs)
         note.write(running.site.state_dir)
         yield running
