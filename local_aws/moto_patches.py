@@ -207,11 +207,13 @@ def announce_executions() -> None:
     # An execution is a thread that moto cannot end. It keeps the listeners of the cloud that
     # started it, which that cloud empties when it stops: a later cloud does not hear of it.
     def start_and_tell(self: Any) -> None:
-        self.listeners = hooks.execution_changed
+        self.listeners, self.told = hooks.execution_changed, threading.Event()
         start(self)
         _tell(self.listeners, self)
+        self.told.set()
 
     def reflect_and_tell(self: Any) -> None:
+        self.execution.told.wait()  # The shortest execution may end before its start is told.
         reflect(self)
         _tell(self.execution.listeners, self.execution)
 
