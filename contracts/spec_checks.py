@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from contracts.problems import Problem, nearest
 from contracts.rewards import RewardSpec
-from contracts.stages import ADVANTAGE_SCALES, GrpoSettings, GrpoStage, SftStage
+from contracts.stages import ADVANTAGE_SCALES, LOSS_FIELDS, GrpoSettings, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
@@ -263,17 +264,11 @@ def _loss(grpo: GrpoSettings, where: str) -> Iterator[Problem]:
             "as a term of the loss its gradient is zero on average: nothing would hold the policy",
             "Use `k3` (or `k2`), or keep `k1` with `placement: reward`.",
         )
-    losses = {
-        "clip_low": ("ppo_clip", "gspo", "cispo"),
-        "clip_high": ("ppo_clip", "gspo", "cispo"),
-        "clip_dual": ("ppo_clip",),
-        "sapo_tau_positive": ("sapo",),
-        "sapo_tau_negative": ("sapo",),
-    }
     unset = GrpoSettings(loss=grpo.loss)
-    for field, readers in losses.items():
+    for field in dict.fromkeys(chain.from_iterable(LOSS_FIELDS.values())):
         value = getattr(grpo, field)
-        if grpo.loss not in readers and value != getattr(unset, field):
+        if field not in LOSS_FIELDS[grpo.loss] and value != getattr(unset, field):
+            readers = [loss for loss, fields in LOSS_FIELDS.items() if field in fields]
             listed = " and ".join(f"`{reader}`" for reader in readers)
             yield Problem(
                 f"{where}.{field}", value, f"has no effect with loss `{grpo.loss}`",

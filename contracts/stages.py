@@ -13,6 +13,7 @@ from contracts.rewards import RewardSpec
 __all__ = [
     "ADVANTAGE_SCALES",
     "LOSS_CLIPS",
+    "LOSS_FIELDS",
     "AdvantageName",
     "AggregationName",
     "DataSpec",
@@ -51,6 +52,13 @@ ADVANTAGE_SCALES: Mapping[AdvantageName, tuple[Scale, ...]] = {
     "gdpo": ("batch",),
 }
 """Scales each advantage is defined with, the published one first."""
+LOSS_FIELDS: Mapping[LossName, tuple[str, ...]] = {
+    "ppo_clip": ("clip_low", "clip_high", "clip_dual"),
+    "gspo": ("clip_low", "clip_high"),
+    "cispo": ("clip_low", "clip_high"),
+    "sapo": ("sapo_tau_positive", "sapo_tau_negative"),
+}
+"""Settings that each loss reads, of those that not every loss does."""
 LOSS_CLIPS: Mapping[LossName, tuple[float, float]] = {
     "ppo_clip": (0.2, 0.2),  # arXiv:1707.06347
     "gspo": (3e-4, 4e-4),  # arXiv:2507.18071, section 5.1: of a whole sequence's mean ratio

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from contracts.stages import ADVANTAGE_SCALES
+
 __all__ = [
     "ADVANTAGES",
     "ADVANTAGE_FUSIONS",
@@ -31,16 +33,6 @@ __all__ = [
 
 FUSIONS = ("sum_then_normalize", "normalize_then_sum")
 SCALES = ("group", "batch", "none")
-
-ADVANTAGE_SCALES: dict[str, tuple[str, ...]] = {
-    "grpo": ("group", "batch", "none"),
-    "dr_grpo": ("none",),
-    "rloo": ("none", "group", "batch"),
-    "reinforce_plus_plus": ("batch",),
-    "remax": ("none",),
-    "gdpo": ("batch",),
-}
-"""Scales each advantage is defined with; the first is the published one, used by default."""
 
 ADVANTAGE_FUSIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADVANTAGE_SCALES, FUSIONS),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from contracts.stages import GrpoSettings
 from training_container.engine.algorithms import (
+    LOSS_SETTINGS,
     aggregate,
     entropy_bonus,
     kl_per_token,
@@ -20,14 +21,6 @@ from training_container.engine.algorithms import (
 from training_container.engine.batches import MicroBatch, TokenSequence
 
 __all__ = ["GrpoLoss", "MiniBatch"]
-
-_OPTIONS: dict[str, dict[str, str]] = {
-    "ppo_clip": {"clip_low": "clip_low", "clip_high": "clip_high", "clip_dual": "clip_dual"},
-    "gspo": {"clip_low": "clip_low", "clip_high": "clip_high"},
-    "cispo": {"clip_low": "clip_low", "clip_high": "clip_high"},
-    "sapo": {"tau_positive": "sapo_tau_positive", "tau_negative": "sapo_tau_negative"},
-}
-"""Arguments of `policy_loss` and the settings they come from."""
 
 
 @dataclass
@@ -100,7 +93,7 @@ class GrpoLoss:
         if batch.old is not None:
             old_B_T = micro.pad([batch.old[index] for index in indices])
         adv_B = batch.adv_B[indices] if indices else torch.zeros(1)
-        options = _OPTIONS[settings.loss]
+        options = LOSS_SETTINGS[settings.loss]
         loss_B_T, stats = policy_loss(
             settings.loss,
             logp_B_T,

@@ -14,17 +14,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from contracts.stages import LOSS_FIELDS
 from training_container.engine.kl import LOG_RATIO_BOUND
 
 __all__ = ["AGGREGATIONS", "LOSSES", "LOSS_SETTINGS", "aggregate", "entropy_bonus", "policy_loss"]
 
-LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
-    "ppo_clip": ("clip_low", "clip_high", "clip_dual"),
-    "gspo": ("clip_low", "clip_high"),
-    "cispo": ("clip_low", "clip_high"),
-    "sapo": ("tau_positive", "tau_negative"),
+LOSS_SETTINGS: dict[str, dict[str, str]] = {
+    loss: {field.removeprefix("sapo_"): field for field in fields}
+    for loss, fields in LOSS_FIELDS.items()
 }
-"""Which keyword arguments of `policy_loss` each loss reads."""
+"""Which keyword arguments of `policy_loss` each loss reads, and the settings they come from."""
 
 LOSSES = tuple(LOSS_SETTINGS)
 AGGREGATIONS = (

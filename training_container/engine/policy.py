@@ -208,21 +208,23 @@ class Policy:
         if not all(heard):
             with torch.no_grad():
                 for micro in self.passes.micro_batches(sequences, [not one for one in heard]):
-                    total += self._loss(micro, loss, temperature).item()
+                    total += self._loss(micro, loss, temperature)[1]
         for micro in self.passes.micro_batches(sequences, heard):
-            part = self._loss(micro, loss, temperature, entropy_gradient)
+            part, value = self._loss(micro, loss, temperature, entropy_gradient)
             part.backward()
-            total += part.item()
+            total += value
         return total
 
     def _loss(
         self, micro: MicroBatch, loss: Loss, temperature: float, entropy_gradient: bool = False
-    ) -> Tensor:
+    ) -> tuple[Tensor, float]:
+        """(the micro-batch's loss, its value, for which the host waits on the device once)."""
         logp_N, entropy_N = self.passes.forward(micro, temperature, entropy_gradient)
         part = loss(micro, micro.spread(logp_N), micro.spread(entropy_N))
-        if not math.isfinite(part.item()):
-            raise NonFiniteError(f"the loss is {part.item()}")
-        return part
+        value = part.item()
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the loss is {value}")
+        return part, value
 
     def update(self, learning_rate: float, max_grad_norm: float) -> float:
         """One optimizer step from the gradients gathered so far; their norm before clipping.
