@@ -26,10 +26,10 @@ def observe(hub: Hub, run_id: str, stage_index: int, number: int) -> AttemptReco
 
     Returns the row as it is afterwards; None when the table knows no such attempt.
     """
-    folder = hub.table.load(run_id)
-    attempt = folder.attempt(stage_index, number) if folder else None
-    if folder is None or attempt is None:
+    rows = _rows(hub, run_id, stage_index, number)
+    if rows is None:
         return None
+    folder, attempt = rows
     bind(run_id, attempt.stage, number)
     if attempt.state is AttemptState.ENDED:
         return settle(hub, attempt)
@@ -37,10 +37,7 @@ def observe(hub: Hub, run_id: str, stage_index: int, number: int) -> AttemptReco
     observation = hub.jobs.describe(attempt.job_name)
     if observation is not None and observation.status == "Stopped":
         # Whoever stops a job writes why before; a row that was read earlier need not say it yet.
-        folder = hub.table.load(run_id)
-        attempt = folder.attempt(stage_index, number) if folder else None
-        assert folder is not None
-        assert attempt is not None
+        folder, attempt = _rows(hub, run_id, stage_index, number) or rows
         if attempt.state is AttemptState.ENDED:
             return settle(hub, attempt)
     action = decide(
@@ -52,6 +49,14 @@ def observe(hub: Hub, run_id: str, stage_index: int, number: int) -> AttemptReco
         cancelled=folder.over,
     )
     return _apply(hub, folder, attempt, observation, action)
+
+
+def _rows(
+    hub: Hub, run_id: str, stage_index: int, number: int
+) -> tuple[RunFolder, AttemptRecord] | None:
+    folder = hub.table.load(run_id)
+    attempt = folder.attempt(stage_index, number) if folder else None
+    return None if folder is None or attempt is None else (folder, attempt)
 
 
 def settle(hub: Hub, attempt: AttemptRecord, token: str | None = None) -> AttemptRecord:
