@@ -172,6 +172,17 @@ def write_assembly(folder: Path) -> Path:
     return folder
 
 
+def streamed_text(answer: dict[str, Any]) -> str:
+    """The text of a chat that InvokeEndpointWithResponseStream answers, seen to come in parts."""
+    assert answer["ContentType"].startswith("text/event-stream")
+    parts = [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
+    assert len(parts) > 1, "all at once is no stream"
+    *events, done = [line[6:] for line in "".join(parts).split("\n\n") if line]
+    assert done == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
 def until(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Wait for a condition and return its value.
 

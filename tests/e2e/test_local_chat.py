@@ -14,7 +14,7 @@ from client.hub import Hub
 from contracts.api import RunView
 from contracts.states import RunState
 from local_aws.server import LocalCloud
-from tests.e2e.small_cloud import until
+from tests.e2e.small_cloud import streamed_text, until
 from tests.e2e.toy_hub import TRAINER, finished, hub_of, point_commands_at, put_inputs, spec, start
 from tests.inference.tiny_model import write_adapter, write_model
 
@@ -86,13 +86,7 @@ def test_the_runtime_answers_whole_and_in_a_stream(served):
     answer = served.cloud.client("sagemaker-runtime").invoke_endpoint_with_response_stream(
         EndpointName="tiny", ContentType="application/json", Body=json.dumps(body)
     )
-    assert answer["ContentType"].startswith("text/event-stream")
-    parts = [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
-    assert len(parts) > 1, "all at once is no stream"
-    *events, done = [line[6:] for line in "".join(parts).split("\n\n") if line]
-    assert done == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    assert streamed_text(answer) == whole
 
 
 def test_chat_says_the_same_through_the_api_and_in_a_stream(served, grpohub):

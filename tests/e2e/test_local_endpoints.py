@@ -12,7 +12,7 @@ from contracts.events import EndpointEvent, parse_event
 from local_aws.sagemaker.capacity import Shortage
 from local_aws.server import LocalCloud
 from local_aws.synth import REPOSITORY
-from tests.e2e.small_cloud import image, until, write_assembly
+from tests.e2e.small_cloud import image, streamed_text, until, write_assembly
 from tests.inference.tiny_model import write_model
 
 ROLE = "arn:aws:iam::123456789012:role/hosting"
@@ -153,13 +153,7 @@ def test_the_real_container_answers_whole_and_in_a_stream(cloud, tmp_path):
         ContentType="application/json",
         Body=json.dumps({**fields, "stream": True}),
     )
-    assert answer["ContentType"].startswith("text/event-stream")
-    parts = [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
-    assert len(parts) > 1, "all at once is no stream"
-    *events, done = [line[6:] for line in "".join(parts).split("\n\n") if line]
-    assert done == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    assert streamed_text(answer) == whole
     client = cloud.client("sagemaker-runtime")
     with pytest.raises(client.exceptions.ModelError) as caught:
         client.invoke_endpoint_with_response_stream(

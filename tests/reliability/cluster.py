@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contracts.failures import ExitCode
 from local_aws.sagemaker.processes import kill_all
 from tests.reliability.job import ROOT, Container, Job
+from tests.reliability.namespaces import Namespaces
 
 CONTAINER = "tests.reliability.cluster_container"
 LIMITS = {"join": 300.0, "lost": 20.0}
@@ -151,3 +153,16 @@ class Hosts:
         """The last step whose row host 0 has written in this incarnation."""
         found = list(self.folder(0).glob("grpohub-*/output/metrics.jsonl"))
         return len(found[0].read_text().splitlines()) if found else 0
+
+
+def partition(job: Job, net: Namespaces) -> Hosts:
+    """Train on two hosts, cut one off after a checkpoint, and see both end."""
+    hosts = Hosts(job, wrap=net.command, names=net.addresses, interface=net.interface)
+    try:
+        hosts.start_all()
+        hosts.wait_for(lambda: len(job.complete()) > 0 and hosts.step() >= 3)
+        net.cut(1)
+        assert hosts.wait() == [ExitCode.CLUSTER, ExitCode.CLUSTER], hosts.logs()
+    finally:
+        hosts.kill_all()
+    return hosts

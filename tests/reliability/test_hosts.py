@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from contracts.failures import ExitCode
-from tests.reliability.cluster import Hosts
+from tests.reliability.cluster import Hosts, partition
 from tests.reliability.job import Job, toy_job
 from tests.training.s3 import BUCKET, S3Server, s3_server
 from training_container.checkpoints.store import Store
@@ -272,14 +272,7 @@ def test_hosts_that_are_cut_off_from_each_other_both_end_and_lose_no_saved_step(
     with Namespaces(2, server.endpoint) as net:
         job = toy_job(server, tmp_path, steps=STEPS, module=RANK, tags={"pause": "0.5"})
         job.environ["AWS_ENDPOINT_URL"] = net.endpoint
-        hosts = Hosts(job, wrap=net.command, names=net.addresses, interface=net.interface)
-        try:
-            hosts.start_all()
-            hosts.wait_for(lambda: len(job.complete()) > 0 and hosts.step() >= 3)
-            net.cut(1)
-            assert hosts.wait() == [ExitCode.CLUSTER, ExitCode.CLUSTER], hosts.logs()
-        finally:
-            hosts.kill_all()
+        hosts = partition(job, net)
         assert f"host 1 ({net.addresses[1]}) was lost" in hosts.failure(0)
         assert f"the leader {net.addresses[0]} was lost" in hosts.failure(1)
         assert job.complete()[0].id.step < STEPS

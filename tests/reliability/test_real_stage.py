@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.failures import ExitCode
 from contracts.run_spec import parse_run_spec
-from tests.reliability.cluster import Hosts
+from tests.reliability.cluster import partition
 from tests.reliability.job import REAL, Job
 from tests.reliability.kills import SECOND_FLAG, kill_at
 from tests.training.s3 import BUCKET, S3Server, s3_server
@@ -176,14 +175,7 @@ def test_grpo_on_two_hosts_that_are_cut_off_resumes_bit_identical(server, tmp_pa
     with Namespaces(2, server.endpoint) as net:
         job = make_job(server, tmp_path, document, 1)
         job.module, job.environ = "training_container.rank", {"AWS_ENDPOINT_URL": net.endpoint}
-        hosts = Hosts(job, wrap=net.command, names=net.addresses, interface=net.interface)
-        try:
-            hosts.start_all()
-            hosts.wait_for(lambda: len(job.complete()) > 0 and hosts.step() >= 3)
-            net.cut(1)
-            assert hosts.wait() == [ExitCode.CLUSTER, ExitCode.CLUSTER], hosts.logs()
-        finally:
-            hosts.kill_all()
+        partition(job, net)
         assert job.complete()[0].id.step < 12
         job.attempt, job.ranks, job.module = 2, 2, REAL
         job.prepare()

@@ -10,6 +10,7 @@ import pytest
 from contracts.states import Outcome, RunState, StageState
 from lambdas.hub import hub
 from tests.state_machine.cloud import Cloud, stage_layout
+from tests.state_machine.holding import held
 from tests.state_machine.specs import DEPLOY, run_spec
 
 
@@ -20,38 +21,12 @@ def _cancel(cloud: Cloud, run_id: str) -> str:
     return state
 
 
-def _hold(cloud: Cloud, name: str) -> Any:
-    """Stop the world inside handler ``name``: a function that lets it go on."""
-    import importlib
-    import threading
-
-    module = importlib.import_module(f"lambdas.handlers.{name}")
-    inside, go = threading.Event(), threading.Event()
-    real = module.handler
-
-    def held(event: dict[str, Any], context: Any) -> Any:
-        inside.set()
-        assert go.wait(60)
-        return real(event, context)
-
-    module.handler = held
-
-    def release() -> None:
-        module.handler = real
-        go.set()
-
-    return inside, release
-
-
 @pytest.mark.parametrize("where", ["prepare_run", "plan_attempt", "submit_attempt"])
 def test_cancel_while_a_task_is_at_work(cloud: Cloud, where: str) -> None:
-    inside, release = _hold(cloud, where)
-    try:
+    with held(where) as (inside, _):
         run_id = cloud.submit(run_spec())
         assert inside.wait(60)
         _cancel(cloud, run_id)
-    finally:
-        release()
     folder = cloud.wait(run_id)
     assert folder.run.state is RunState.CANCELLED
     assert not folder.live_attempts

@@ -7,17 +7,15 @@ that in the same interpreter.
 
 from __future__ import annotations
 
-import importlib
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from contracts.states import RunState
 from tests.state_machine.cloud import ASL, Cloud, stage_layout
+from tests.state_machine.holding import held
 from tests.state_machine.specs import DEPLOY, run_spec
 
 _TASKS = {
@@ -32,7 +30,7 @@ _ON_THE_WAY = [name for name in _TASKS if name not in ("CleanUp", "ConcludeFailu
 def test_a_run_cancelled_at_any_task_leaves_nothing_and_can_be_redriven(
     cloud: Cloud, state: str
 ) -> None:
-    with _held(_handler(_TASKS[state])) as (inside, release):
+    with held(_handler(_TASKS[state])) as (inside, release):
         run_id = cloud.submit(run_spec(deploy=DEPLOY))
         _go_on(cloud, run_id, inside.is_set)
         cloud.api("POST", f"/v1/runs/{run_id}/cancel")
@@ -137,26 +135,3 @@ def _living(cloud: Cloud) -> list[str]:
 def _handler(construct_id: str) -> str:
     """`PrepareRun` -> `prepare_run`."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in construct_id)[1:]
-
-
-@contextmanager
-def _held(name: str) -> Iterator[tuple[threading.Event, Callable[[], None]]]:
-    """Stop the world inside handler ``name`` once: (it is there, a function that lets it go on)."""
-    module = importlib.import_module(f"lambdas.handlers.{name}")
-    inside, go = threading.Event(), threading.Event()
-    real = module.handler
-
-    def held(event: dict[str, Any], context: Any) -> Any:
-        inside.set()
-        assert go.wait(60)
-        return real(event, context)
-
-    def release() -> None:
-        module.handler = real
-        go.set()
-
-    module.handler = held
-    try:
-        yield inside, release
-    finally:
-        release()
