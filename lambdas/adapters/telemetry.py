@@ -46,9 +46,8 @@ class Telemetry:
         ends a failed start with, else the first lines."""
         group = _ENDPOINTS.format(endpoint)
         since = dt.datetime.now(dt.UTC) - _LONGEST_DEPLOYMENT
-        failed = self._filter(group, None, None, since, limit, pattern=f'"{START_FAILED.strip()}"')[
-            0
-        ]
+        pattern = f'"{START_FAILED.strip()}"'
+        failed, _ = self._filter(group, None, None, since, limit, pattern=pattern)
         return failed[-1:] or self._filter(group, None, None, since, limit)[0]
 
     def invocations(self, endpoint: str, variant: str, since: dt.datetime, now: dt.datetime) -> int:
