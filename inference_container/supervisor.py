@@ -29,6 +29,7 @@ __all__ = ["EXIT_CODE", "serve"]
 EXIT_CODE = 3
 """Exit code of a container that never became ready."""
 DEFAULT_NAME = "default"
+_POLL_SECONDS = 0.1
 _CAUSE = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception|error): .+)")
 
 
@@ -113,10 +114,14 @@ class _Child:
     def _reap(self) -> int:
         """Wait for the engine; as PID 1, also for orphans that the kernel hands over."""
         while True:
-            pid, status = os.waitpid(-1, 0)
+            # Never for long: the kernel may hand a signal to any thread, which does not wake this
+            # one, and only this one runs Python's handlers.
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == self._process.pid:
                 self._process.returncode = code = os.waitstatus_to_exitcode(status)
                 return code
+            if not pid:
+                time.sleep(_POLL_SECONDS)
 
     def _relay(self) -> None:
         assert self._process.stdout is not None

@@ -20,6 +20,7 @@ from local_aws.site import REGION
 
 DEFAULT_PORT = 4599
 START_SECONDS = 180.0
+WAKE_SECONDS = 0.5
 
 app = typer.Typer(
     help="The whole hub on this machine: the same control plane, no AWS account.",
@@ -214,7 +215,10 @@ def _introduce(cloud: Any, state_dir: Path, seconds: float) -> None:
 
 def _wait_for_the_end() -> None:
     try:
-        threading.Event().wait()
+        # In steps: the kernel may hand a signal to any thread, which does not wake this one, and
+        # only this one raises KeyboardInterrupt.
+        while not threading.Event().wait(WAKE_SECONDS):
+            pass
     except KeyboardInterrupt:
         # A second Ctrl-C must not leave children behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

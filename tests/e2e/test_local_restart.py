@@ -2,8 +2,10 @@
 what it cannot.
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from local_aws.state import LOST
 from tests.e2e import test_local_endpoints as endpoints
 from tests.e2e import test_local_training as training
 from tests.e2e.small_cloud import IMAGES, until, write_assembly
+from tests.processes import alive, signal_side_thread
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
         children = set(psutil.Process().children(recursive=True)) - before
 
     assert children
-    assert not [child for child in children if child.is_running()]
+    until(lambda: not alive(children))
 
     said = []
     with LocalCloud(assembly, tmp_path, speed=60, report=said.append) as cloud:
@@ -233,11 +236,15 @@ def test_a_port_that_is_taken_leaves_nothing_locked(tmp_path):
         LocalCloud._running.acquire()
 
 
-@pytest.mark.parametrize("end", ["down", "Ctrl-C"])
+@pytest.mark.parametrize("end", ["down", "Ctrl-C", "a signal that a side thread gets"])
 def test_up_serves_until_told_to_stop_and_leaves_no_child(assembly, tmp_path, end):
     command = [sys.executable, "-m", "local_aws", "up", "--port", "0"]
     command += ["--state-dir", str(tmp_path), "--assembly", str(assembly)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # Asked by SIGABRT, it says where every thread stands.
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         running = until(lambda: (tmp_path / "local.json").is_file() and Running.find(tmp_path))
         assert running.pid == process.pid
@@ -252,15 +259,18 @@ def test_up_serves_until_told_to_stop_and_leaves_no_child(assembly, tmp_path, en
         children = until(lambda: psutil.Process(process.pid).children(recursive=True))
         if end == "down":
             assert grpohub(tmp_path, "down").returncode == 0
-        else:
+        elif end == "Ctrl-C":
             process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
+        else:
+            signal_side_thread(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
     finally:
-        process.kill()
-    output = process.stdout.read().decode()
+        process.send_signal(signal.SIGABRT)
+    output = process.communicate()[0].decode()
     assert process.returncode == 0, output
     assert f"{running.api_url}" in output
-    assert not [child for child in children if child.is_running()]
+    until(lambda: not alive(children))
     assert not (tmp_path / "local.json").exists()
     down = grpohub(tmp_path, "down")
     assert down.returncode == 1
@@ -308,4 +318,4 @@ def test_children_that_outlive_a_killed_process_are_ended_by_the_next(assembly, 
     process.wait()
     with LocalCloud(assembly, tmp_path, speed=60) as cloud:
         assert training.describe(cloud, "orphan")["TrainingJobStatus"] == "Failed"
-        until(lambda: not [c for c in children if c.is_running() and c.status() != "zombie"])
+        until(lambda: not alive(children))

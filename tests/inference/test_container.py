@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
 import threading
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.inference.container import Container, started
 from tests.inference.tiny_model import CONTEXT, write_manifest, write_model
+from tests.processes import signal_side_thread
 
 ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
 
@@ -262,7 +262,7 @@ def test_sigterm_finishes_what_is_being_answered(engine: str, model_base: Path) 
         connection.request("POST", "/invocations", json.dumps(document), head)
         response = connection.getresponse()
         first = response.readline()
-        os.kill(container.process.pid, signal.SIGTERM)
+        signal_side_thread(container.process.pid, signal.SIGTERM)
         rest = response.read().decode()
         code = container.process.wait(40)
     assert first.startswith(b"data: ")
