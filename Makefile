@@ -102,6 +102,7 @@ format: setup  ## rewrite what ruff can
 
 docs: setup  ## regenerate the references under docs/
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/generate_openapi.py
 
 bench: setup  ## the numbers the README quotes
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python -m "bench.$$(basename "$$script" .py)"; done

@@ -48,14 +48,22 @@ __all__ = [
 ]
 
 
-class ApiModel(BaseModel):
-    """JSON in Python form is lax about enums and tuples, so these models are not `Strict`; unknown
-    keys are."""
+class ApiView(BaseModel):
+    """What the hub answers. A newer hub's answer may hold keys that this client does not know.
+
+    JSON in Python form is lax about enums and tuples, so these models are not `Strict`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class ApiRequest(BaseModel):
+    """What the hub is asked: an unknown key is a mistake."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class ProblemView(ApiModel):
+class ProblemView(ApiView):
     """One thing to mend in a request."""
 
     path: str
@@ -64,7 +72,7 @@ class ProblemView(ApiModel):
     fix: str
 
 
-class ProblemDocument(ApiModel):
+class ProblemDocument(ApiView):
     """RFC 9457 problem details."""
 
     type: str
@@ -76,7 +84,7 @@ class ProblemDocument(ApiModel):
     problems: list[ProblemView] = []
 
 
-class CreateRunRequest(ApiModel):
+class CreateRunRequest(ApiRequest):
     """`POST /runs` (201 `RunView`) and `POST /runs/validate` (200 `ValidationView`).
 
     `POST /runs` honours the header `Idempotency-Key`: the same key and body give the same run.
@@ -96,7 +104,7 @@ class CreateRunRequest(ApiModel):
         return self
 
 
-class ValidationView(ApiModel):
+class ValidationView(ApiView):
     """Outcome of a validation; `spec` is the run file with all defaults when it is valid."""
 
     valid: bool
@@ -104,7 +112,7 @@ class ValidationView(ApiModel):
     spec: dict[str, Any] | None = None
 
 
-class StageView(ApiModel):
+class StageView(ApiView):
     """A stage and how far it is."""
 
     index: int
@@ -117,7 +125,7 @@ class StageView(ApiModel):
     max_steps: int | None = None
 
 
-class ModelView(ApiModel):
+class ModelView(ApiView):
     """A published model."""
 
     uri: str
@@ -130,7 +138,7 @@ class ModelView(ApiModel):
     """Bytes."""
 
 
-class SmokeTestView(ApiModel):
+class SmokeTestView(ApiView):
     """The question asked of a new endpoint, and its answer."""
 
     prompt: str
@@ -139,7 +147,7 @@ class SmokeTestView(ApiModel):
     seconds: float
 
 
-class RunSummary(ApiModel):
+class RunSummary(ApiView):
     """A run in a list."""
 
     run_id: str
@@ -165,14 +173,14 @@ class RunView(RunSummary):
     spec: dict[str, Any]
 
 
-class RunPage(ApiModel):
+class RunPage(ApiView):
     """`GET /runs?limit&next_token&state`, newest first."""
 
     runs: list[RunSummary]
     next_token: str | None = None
 
 
-class AttemptView(ApiModel):
+class AttemptView(ApiView):
     """A SageMaker training job of a stage."""
 
     stage_index: int
@@ -202,13 +210,13 @@ class AttemptView(ApiModel):
     """1 - billable/training, of one instance."""
 
 
-class AttemptList(ApiModel):
+class AttemptList(ApiView):
     """`GET /runs/{run_id}/attempts`, oldest first."""
 
     attempts: list[AttemptView]
 
 
-class CheckpointView(ApiModel):
+class CheckpointView(ApiView):
     """A checkpoint of a stage as its flags tell."""
 
     stage_index: int
@@ -225,14 +233,14 @@ class CheckpointView(ApiModel):
     metrics: dict[str, float] = {}
 
 
-class CheckpointList(ApiModel):
+class CheckpointList(ApiView):
     """`GET /runs/{run_id}/checkpoints?stage`, newest first; `stage` is an index, default the latest
     begun."""
 
     checkpoints: list[CheckpointView]
 
 
-class MetricsPage(ApiModel):
+class MetricsPage(ApiView):
     """`GET /runs/{run_id}/metrics?stage&from_step&limit`: rows by rising step, repeated steps
     dropped.
 
@@ -246,7 +254,7 @@ class MetricsPage(ApiModel):
     """Pass as `from_step` for the next page."""
 
 
-class LogLine(ApiModel):
+class LogLine(ApiView):
     """One line of a container's log."""
 
     time: dt.datetime
@@ -254,7 +262,7 @@ class LogLine(ApiModel):
     message: str
 
 
-class LogsPage(ApiModel):
+class LogsPage(ApiView):
     """`GET /runs/{run_id}/logs?stage&attempt&next_token`; default the latest attempt.
 
     `next_token` is always there: with it, a later call returns what was logged since.
@@ -267,7 +275,7 @@ class LogsPage(ApiModel):
     """The attempt has ended and this was the last page."""
 
 
-class TimelineEntry(ApiModel):
+class TimelineEntry(ApiView):
     """Something that happened to a run."""
 
     time: dt.datetime
@@ -279,21 +287,21 @@ class TimelineEntry(ApiModel):
     step: int | None = None
 
 
-class TimelinePage(ApiModel):
+class TimelinePage(ApiView):
     """`GET /runs/{run_id}/timeline?limit&next_token`, oldest first."""
 
     entries: list[TimelineEntry]
     next_token: str | None = None
 
 
-class DeployRequest(ApiModel):
+class DeployRequest(ApiRequest):
     """`POST /runs/{run_id}/deploy` (202 `RunView`): deploy the run's published model."""
 
     deploy: dict[str, Any] | None = None
     """A `deploy` section instead of the run file's."""
 
 
-class EndpointView(ApiModel):
+class EndpointView(ApiView):
     """An endpoint of this hub."""
 
     name: str
@@ -310,13 +318,13 @@ class EndpointView(ApiModel):
     """Name to pass as InferenceComponentName when the endpoint can scale to zero."""
 
 
-class EndpointList(ApiModel):
+class EndpointList(ApiView):
     """`GET /endpoints`."""
 
     endpoints: list[EndpointView]
 
 
-class DeleteEndpointView(ApiModel):
+class DeleteEndpointView(ApiView):
     """`DELETE /endpoints/{name}` (202): what was deleted and what still remains."""
 
     name: str
@@ -339,20 +347,20 @@ class ChatRequest(BaseModel):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
-class RewardView(ApiModel):
+class RewardView(ApiView):
     """A built-in reward."""
 
     name: str
     summary: str
 
 
-class RewardCatalogue(ApiModel):
+class RewardCatalogue(ApiView):
     """`GET /rewards`."""
 
     rewards: list[RewardView]
 
 
-class RecipeRequest(ApiModel):
+class RecipeRequest(ApiRequest):
     """`PUT /recipes/{name}`: a data file put under `uploads/<name>/` then starts this run with
     it."""
 
@@ -360,7 +368,7 @@ class RecipeRequest(ApiModel):
     files: dict[str, str] = {}
 
 
-class RecipeView(ApiModel):
+class RecipeView(ApiView):
     """`GET /recipes/{name}`."""
 
     name: str
@@ -369,13 +377,13 @@ class RecipeView(ApiModel):
     updated_at: dt.datetime
 
 
-class RecipeList(ApiModel):
+class RecipeList(ApiView):
     """`GET /recipes`."""
 
     recipes: list[str]
 
 
-class InfoView(ApiModel):
+class InfoView(ApiView):
     """`GET /info`: what a client must know of the stack."""
 
     version: str

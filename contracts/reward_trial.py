@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from contracts.api import ApiModel, ProblemView
+from contracts.api import ApiRequest, ApiView, ProblemView
 from contracts.rewards import RewardKind, RewardSpec
 
 __all__ = [
@@ -27,7 +27,7 @@ MAX_SAMPLES = 64
 _SHOWN = 40
 
 
-class RewardSample(ApiModel):
+class RewardSample(ApiRequest):
     """An answer with everything a reward may look at."""
 
     completion: str
@@ -40,7 +40,7 @@ class RewardSample(ApiModel):
     """The row of the data, the reference answer included."""
 
 
-class RewardTestRequest(ApiModel):
+class RewardTestRequest(ApiRequest):
     """`POST /rewards:test`: score sample answers with reward sources as a run file writes them."""
 
     rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=32)]
@@ -50,7 +50,7 @@ class RewardTestRequest(ApiModel):
     """None: static checks only."""
 
 
-class SampleFailureView(ApiModel):
+class SampleFailureView(ApiView):
     """A sample that a source failed on."""
 
     sample: int
@@ -60,7 +60,7 @@ class SampleFailureView(ApiModel):
     detail: str
 
 
-class RewardSourceView(ApiModel):
+class RewardSourceView(ApiView):
     """What one source made of the samples."""
 
     name: str
@@ -83,7 +83,7 @@ class RewardSourceView(ApiModel):
     """
 
 
-class RewardTestView(ApiModel):
+class RewardTestView(ApiView):
     """Problems found without running anything, and what every source made of the samples."""
 
     problems: list[ProblemView] = Field(default_factory=list)

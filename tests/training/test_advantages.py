@@ -229,7 +229,6 @@ def test_names_are_those_of_the_run_file() -> None:
     assert stages.AdvantageName.__args__ == algorithms.ADVANTAGES
     assert fields["reward_fusion"].annotation.__args__ == algorithms.FUSIONS
     assert set(algorithms.SCALES) == set(get_args(fields["scale_rewards"].annotation))
-    assert stages.ADVANTAGE_SCALES == algorithms.ADVANTAGE_SCALES
 
 
 scores = st.one_of(st.just(NAN), st.sampled_from([0.0, 0.3, 0.9, 1.0]), st.floats(-9, 9, width=32))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contracts.api import ChatRequest, CreateRunRequest, ProblemDocument
+from contracts.api import ChatRequest, CreateRunRequest, ProblemDocument, RecipeList
 
 
 @pytest.mark.parametrize("body", [{"spec": {"name": "a"}}, {"yaml": "name: a"}])
@@ -24,6 +24,11 @@ def test_a_run_given_twice_or_not_at_all_is_refused(body: dict[str, Any]) -> Non
 def test_an_unknown_key_of_a_request_is_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         CreateRunRequest.model_validate({"yaml": "a", "dry": True})
+
+
+def test_a_newer_hub_may_answer_more_than_the_client_knows() -> None:
+    answer = {"recipes": ["tv"], "next_token": "later", "since": 3}
+    assert RecipeList.model_validate(answer) == RecipeList(recipes=["tv"])
 
 
 def test_a_chat_is_passed_on_with_everything_openai_knows() -> None:
