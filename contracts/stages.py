@@ -302,8 +302,9 @@ class StageBase(Strict):
     prompt: PromptSpec = PromptSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     lora: LoraSpec | None = None
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time. `auto`: on
+    GPU, where a 7B model's micro-batch would not fit without."""
     micro_batch_tokens: Positive = 16384
     """Tokens of one forward and backward pass on one rank; memory, never mathematics."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -315,6 +316,10 @@ class StageBase(Strict):
     seed: Annotated[int, Field(ge=0)] = 1
     """Of data order, sampling and initialisation."""
     validation: ValidationSpec = ValidationSpec()
+
+    def recomputes(self, *, on_gpu: bool) -> bool:
+        """`gradient_checkpointing` on a device."""
+        return on_gpu if self.gradient_checkpointing == "auto" else self.gradient_checkpointing
 
     @model_validator(mode="after")
     def _ends(self) -> StageBase:

@@ -1,4 +1,4 @@
-"""How much memory a stage will need on each GPU, from shapes alone, before anything loads.
+"""How much memory a stage will need on each GPU and host, from shapes alone, before anything loads.
 
 An estimate of the big parts, in GiB; what it leaves out (allocator slack, NCCL buffers, kernels'
 workspace) is covered by `HEADROOM`.
@@ -22,7 +22,7 @@ __all__ = ["Estimate", "ModelShape", "estimate", "read_shape"]
 
 GIB = 1024**3
 HEADROOM = 0.9
-"""Share of a GPU that may be planned for."""
+"""Share of a GPU, and of a host, that may be planned for."""
 _MASTER, _GRADIENT, _ADAM = 4, 4, 8
 """Bytes per weight: float32 master copy, float32 gradient, two float32 moments."""
 _ACTIVATION = 34
@@ -71,8 +71,9 @@ class Estimate:
     parts: Mapping[str, float]
     available: float
     """GiB of one GPU; of the host on a CPU type."""
-    host_staging: float
-    """GiB of host memory that a checkpoint is copied to."""
+    host_parts: Mapping[str, float]
+    """GiB of host memory, at different times, on the host that needs most."""
+    host_available: float
 
     @property
     def total(self) -> float:
@@ -80,7 +81,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return self.total <= HEADROOM * self.available
+        host = max(self.host_parts.values())
+        return self.total <= HEADROOM * self.available and host <= HEADROOM * self.host_available
 
     def lines(self) -> list[str]:
         verdict = "fits" if self.fits else "DOES NOT FIT"
@@ -89,7 +91,8 @@ class Estimate:
             f"{self.available:.0f} GiB per rank: {verdict}"
         )
         parts = [f"  {name}: {size:.2f} GiB" for name, size in self.parts.items()]
-        return [head, *parts, f"  host memory for one save: {self.host_staging:.2f} GiB"]
+        host = ", ".join(f"{name} {size:.2f} GiB" for name, size in self.host_parts.items())
+        return [head, *parts, f"  host memory of {self.host_available:.0f} GiB: {host}"]
 
 
 def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Estimate:
@@ -106,7 +109,7 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
         "gradients and optimizer": (_GRADIENT + _ADAM) * trained / ranks,
         "reference model": width * shape.parameters / ranks if frozen_copy else 0.0,
         "gathered layers": 2 * width * shape.parameters / max(1, shape.layers),
-        "activations": _activations(shape, stage, width),
+        "activations": _activations(shape, stage, width, on_gpu=machine.gpus > 0),
         "rollout engine": _rollout(stage, machine),
     }
     return Estimate(
@@ -114,13 +117,20 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
         ranks=ranks,
         parts={name: size / GIB for name, size in parts.items() if size},
         available=machine.gpu_memory_gib if machine.gpus else machine.memory_gib,
-        host_staging=(_MASTER + _ADAM) * trained / rung.count / GIB,
+        host_parts={
+            # The leader's whole copy, from which all ranks get their shards, and one for reference.
+            "loading": _MASTER * shape.parameters * (2 if frozen_copy else 1) / GIB,
+            "one save": (_MASTER + _ADAM) * trained / rung.count / GIB,
+        },
+        host_available=machine.memory_gib,
     )
 
 
-def _activations(shape: ModelShape, stage: SftStage | GrpoStage, width: int) -> float:
+def _activations(
+    shape: ModelShape, stage: SftStage | GrpoStage, width: int, *, on_gpu: bool
+) -> float:
     token_layer = stage.micro_batch_tokens * shape.hidden * width / 2
-    if stage.gradient_checkpointing:
+    if stage.recomputes(on_gpu=on_gpu):
         return token_layer * (_KEPT * shape.layers + _ACTIVATION)
     return token_layer * _ACTIVATION * shape.layers
 

@@ -35,8 +35,9 @@ from training_container.engine.distributed import World
 from training_container.engine.errors import DataError
 from training_container.engine.experience import Scorer
 from training_container.engine.grpo import Grpo
+from training_container.engine.loading import empty_model, load_model
 from training_container.engine.loop import Metrics, run_loop
-from training_container.engine.policy import Policy, load_model
+from training_container.engine.policy import Policy
 from training_container.engine.prompts import (
     Message,
     Prompt,
@@ -113,8 +114,9 @@ def run_stage(
     _refuse_images(stage)
     data = StageData.load(stage, inputs, trust_remote_code=spec.model.trust_remote_code)
     plane = _reward_plane(world, stage, data, inputs, run_id)  # probed before any weights load
-    model = load_model(inputs.model, trust_remote_code=spec.model.trust_remote_code)
-    if checkpointer.load_weights(PolicyWeights(model)):
+    load = load_model if world.is_leader else empty_model  # the policy gets the leader's weights
+    model = load(inputs.model, trust_remote_code=spec.model.trust_remote_code)
+    if world.is_leader and checkpointer.load_weights(PolicyWeights(model)):
         log.info("weights of the named checkpoint loaded over the stage's model")
     frozen = _frozen_reference(model, stage, world)
     policy = Policy(model, stage, world)

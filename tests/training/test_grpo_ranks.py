@@ -60,10 +60,16 @@ def train(
 
 
 def two_ranks(root: str, base: str) -> None:
-    """A rank's process: a whole run, one cut after step 1 and resumed, one with an adapter."""
+    """A rank's process: a whole run, one cut after step 1 and resumed, one with an adapter.
+
+    Only the leader's folder holds the model's weights: the other rank gets its shards from there.
+    """
     torch.set_num_threads(1)
     world = init_distributed(timeout_minutes=3)
     folder, model = Path(root), Path(base)
+    if not world.is_leader:
+        ignore = shutil.ignore_patterns("*.safetensors")
+        model = Path(shutil.copytree(model, folder / "weightless", ignore=ignore))
     rows = {"whole": train(folder / "whole", model, world)}
     rows["first"] = train(folder / "cut", model, world, stop_after=1)
     if world.is_leader:

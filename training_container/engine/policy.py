@@ -9,43 +9,26 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from contracts.stages import GrpoStage, OptimizerSpec, SftStage
 from training_container.engine.batches import MicroBatch, TokenSequence, micro_batches
 from training_container.engine.distributed import World
-from training_container.engine.errors import DataError, NonFiniteError
+from training_container.engine.errors import NonFiniteError
+from training_container.engine.loading import deal_weights
 from training_container.engine.lora import add_adapter, merged_weights
 from training_container.engine.scorer import LogProbScorer
 from training_container.engine.seeds import seed_everything
 
-__all__ = ["Loss", "Passes", "Policy", "compute_dtype", "load_model", "shard"]
+__all__ = ["Loss", "Passes", "Policy", "compute_dtype", "shard"]
 
 Loss = Callable[[MicroBatch, Tensor, Tensor], Tensor]
 """(micro-batch, log-probs B x T, entropies B x T) -> its part of the batch's loss."""
-
-
-def load_model(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A causal language model in float32 from a Hugging Face folder; nothing is fetched.
-
-    Raises:
-        DataError: when the folder holds no loadable model.
-    """
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"no causal language model can be loaded from {folder}: {error}") from error
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -56,12 +39,14 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype) -> None:
-    """Shard by FSDP2, layer by layer and then the rest, summing gradients over ranks.
+    """Shard the leader's weights by FSDP2, layer by layer and then the rest, summing gradients over
+    ranks. What other ranks' models held is of no account.
 
     FSDP2 averages by default; our losses are already divided by totals over all ranks. Gloo has no
     pre-multiplied sum, hence the plain one.
     """
     assert world.mesh is not None
+    whole = scorer.state_dict()
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(scorer.model):
         fully_shard(layer, mesh=world.mesh, mp_policy=mixed)
@@ -70,6 +55,8 @@ def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    if world.size > 1:
+        deal_weights(scorer, whole, world)
 
 
 def _layers(model: nn.Module) -> Sequence[nn.Module]:
@@ -156,12 +143,14 @@ class Policy:
         if stage.lora is not None:
             seed_everything(stage.seed, "adapter")  # the same factors on every rank and attempt
             add_adapter(model, stage.lora)
-        if stage.gradient_checkpointing:
+        if stage.recomputes(on_gpu=world.device.type == "cuda"):
             model.gradient_checkpointing_enable({"use_reentrant": False})
             # Frozen embeddings would otherwise cut the graph before the first recomputed layer.
             model.enable_input_require_grads()
         self.scorer = LogProbScorer(model)
-        self.scorer.eval().verify()
+        self.scorer.eval()
+        if world.is_leader:
+            self.scorer.verify()  # the only one that has its weights already
         dtype = compute_dtype(stage.precision, world.device)
         if world.mesh is not None:
             shard(self.scorer, world, dtype)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from contracts.stages import GrpoStage
 from training_container.engine.batches import TokenSequence
 from training_container.engine.distributed import World
+from training_container.engine.loading import empty_twin
 from training_container.engine.lora import adapter_off
 from training_container.engine.policy import Passes, Policy, compute_dtype, shard
 from training_container.engine.scorer import LogProbScorer
@@ -24,10 +25,10 @@ class FrozenReference:
 
     def __init__(self, model: PreTrainedModel, stage: GrpoStage, world: World) -> None:
         dtype = compute_dtype(stage.precision, world.device)
-        frozen = copy.deepcopy(model).requires_grad_(False)
+        frozen = copy.deepcopy(model) if world.is_leader else empty_twin(model, dtype)
         if world.mesh is not None:
             frozen = frozen.to(dtype)  # what FSDP2 would cast to anyway, in half the memory
-        scorer = LogProbScorer(frozen)
+        scorer = LogProbScorer(frozen.requires_grad_(False))
         if world.mesh is not None:
             shard(scorer, world, dtype)
         self._passes = Passes(scorer, world, dtype, stage.micro_batch_tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ _CPU_ENVIRONMENT = {
 class WeightsExtension:
     """Mixed into vLLM's worker by its `worker_extension_cls` option; `self` is the worker."""
 
-    def push_weights(self, weights: list[tuple[str, Tensor]]) -> None:
+    def push_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Replace all weights. In the worker's own process, so tensors need no copy."""
-        self.reload_weights(weights_iterator=iter(weights))  # type: ignore[attr-defined]
+        self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]
         _tie_again(self.model_runner.get_model())  # type: ignore[attr-defined]
 
 
@@ -105,7 +105,8 @@ class VllmRollout:
         Raises:
             WeightSyncError: when the engine then computes other log-probs than the policy.
         """
-        weights = [(name, weight.to(self._dtype)) for name, weight in policy.full_weights()]
+        # One after another: beside vLLM's own copy a GPU rarely has room for a second.
+        weights = ((name, weight.to(self._dtype)) for name, weight in policy.full_weights())
         self._llm.collective_rpc("push_weights", args=(weights,))
         self._llm.reset_prefix_cache()  # computed with the old weights
         if not self._proved:

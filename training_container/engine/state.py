@@ -169,12 +169,14 @@ class Decision(Enum):
 
 
 class Checkpointer(Protocol):
-    """Keeps checkpoints. Every method is called by every rank, in the same order."""
+    """Keeps checkpoints. But for `load_weights`, every method is called by every rank, in the same
+    order."""
 
     def load_weights(self, weights: PolicyWeights) -> bool:
         """Load the named checkpoint of an earlier stage (`weights_from`); False if none is named.
 
-        Called on the freshly loaded model, before the reference model is made from it.
+        Called by the leader on the freshly loaded model, before the reference model is made from it
+        and the weights are dealt to the other ranks.
         """
 
     def restore(self, state: TrainState) -> bool:

@@ -430,6 +430,19 @@ def test_a_run_file_is_frozen_through_and_through() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "on_gpu", "on_cpu"),
+    [("auto", True, False), (True, True, True), (False, False, False)],
+)
+def test_activations_are_recomputed_on_gpu_unless_one_says_otherwise(
+    setting: bool | str, on_gpu: bool, on_cpu: bool
+) -> None:
+    document = run_document()
+    document["stages"][0]["gradient_checkpointing"] = setting
+    stage = parse_run_spec(document).stages[0]
+    assert (stage.recomputes(on_gpu=True), stage.recomputes(on_gpu=False)) == (on_gpu, on_cpu)
+
+
+@pytest.mark.parametrize(
     ("settings", "wanted"),
     [
         ({}, (0.2, 0.2, "group")),
