@@ -185,8 +185,8 @@ class RolloutSpec(Strict):
     """Tokens of one answer."""
     batch_size: Positive = 64
     """Answers generated at once by the Hugging Face engine."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """Share of a GPU that vLLM takes."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    """Share of a GPU that vLLM takes; the training state stays beside it."""
     tensor_parallel_size: Positive = 1
     """GPUs of one vLLM engine."""
     log_samples: Annotated[int, Field(ge=0)] = 16

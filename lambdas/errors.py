@@ -51,7 +51,7 @@ class SmokeTestFailedError(HubError):
 
 
 class InputMissingError(HubError):
-    """Data or a model that the run file names is not there or cannot be listed."""
+    """Data or a model that the run file names is not there or cannot be read."""
 
 
 class RunFailedError(HubError):

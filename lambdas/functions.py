@@ -206,7 +206,7 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "prepare_run",
         "Check the run's inputs and say where the run begins.",
-        READ_RUNS, LIST, LIST_DATA,
+        READ_RUNS, LIST, LIST_DATA, READ_DATA,
     ),
     _task(
         "plan_attempt",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from contracts.memory import ModelShape, estimate
 from training_container.inputs import AttemptInputs, pinned_steps
-from training_container.memory import estimate, read_shape
 from training_container.sagemaker_env import SageMakerEnv
 
 __all__ = ["describe"]
@@ -44,12 +45,22 @@ def _contents(path: Any) -> dict[str, Any]:
 
 
 def _memory(env: SageMakerEnv, inputs: AttemptInputs) -> list[str]:
-    shape = read_shape(env.channels["model"]) if "model" in env.channels else None
-    if shape is None:
+    if "model" not in env.channels:
         return ["Memory: the model's shape is not known before it is fetched from its hub."]
+    shape = _shape(env.channels["model"])
+    if shape is None:
+        return ["Memory: the model's folder does not tell how many weights it holds."]
     head = (
         f"Memory per rank ({shape.parameters / 1e6:.2f}M weights, {shape.layers} layers, hidden "
         f"{shape.hidden}, micro-batch of {inputs.stage.micro_batch_tokens} tokens):"
     )
     rungs = [estimate(shape, inputs.stage, rung) for rung in inputs.spec.compute.ladder]
     return [head, *(line for rung in rungs for line in rung.lines())]
+
+
+def _shape(folder: Path) -> ModelShape | None:
+    config = folder / "config.json"
+    if not config.is_file():
+        return None
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return ModelShape.of(json.loads(config.read_text()), size)

@@ -71,22 +71,25 @@ class Bucket:
 
     # Users' data ---------------------------------------------------------------------------------
 
-    def input_bytes(self, uri: str) -> int:
-        """Bytes under an `s3://` address, of any bucket that the hub may read.
+    def input_sizes(self, uri: str) -> dict[str, int]:
+        """Bytes of every object under an `s3://` address, of any bucket that the hub may read, by
+        what its key says beyond the address.
 
         Raises:
             InputMissingError: when nothing is there, or it may not be listed.
         """
         bucket, key = parse_s3_uri(uri)
         try:
-            sizes = [item["Size"] for item in self._list(bucket, key)]
+            sizes = {
+                item["Key"].removeprefix(key): item["Size"] for item in self._list(bucket, key)
+            }
         except ClientError as error:
             if error_code(error) in ("AccessDenied", "NoSuchBucket", "AllAccessDisabled"):
                 raise InputMissingError(f"{uri}: {error_code(error)}") from error
             raise
         if not sizes:
             raise InputMissingError(f"{uri}: nothing is there")
-        return sum(sizes)
+        return sizes
 
     def first_bytes(self, uri: str, count: int) -> bytes:
         """The first bytes of the first object under an `s3://` address.

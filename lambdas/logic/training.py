@@ -4,6 +4,7 @@ one may run twice."""
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from contracts.attempt import CheckpointRef, WeightsFrom
 from contracts.checkpoints import CheckpointReport
 from contracts.layout import StageLayout, job_name
+from contracts.memory import ModelShape, estimate
 from contracts.model_manifest import ModelManifest
 from contracts.run_spec import RunSpec
 from contracts.states import AttemptState, Outcome, RunState, StageState
@@ -34,9 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["finish_stage", "next_after_stages", "plan_next", "prepare_run", "read_manifest"]
 
+MODEL_CONFIG = "config.json"
+MODEL_CONFIG_BYTES = 1024 * 1024
+
 
 def prepare_run(hub: Hub, run_id: str, execution_arn: str) -> dict[str, Any]:
     """Check every input before anything is paid for, and say where the run begins.
+
+    Instances that look too small for the model are told in the timeline; that is an estimate, so
+    the run goes on.
 
     Raises:
         InputMissingError: naming each input that is not there.
@@ -47,14 +55,17 @@ def prepare_run(hub: Hub, run_id: str, execution_arn: str) -> dict[str, Any]:
         return {"next": "stop"}
     where = next_after_stages(folder)
     if where == "train":
-        sizes = _measure_inputs(hub, folder.run, load_spec(hub, folder.run))
+        spec = load_spec(hub, folder.run)
+        sizes = _measure_inputs(hub, folder.run, spec)
         hub.table.update_run(
             folder.run,
             RunState.TRAINING,
-            inputs_bytes=sizes,
+            inputs_bytes={uri: sum(files.values()) for uri, files in sizes.items()},
             budget_since=folder.run.budget_since or _now(),
             execution_arn=execution_arn,
         )
+        if folder.run.model_uri is not None:
+            _doubt_memory(hub, folder.run, spec, sizes[folder.run.model_uri])
     note(hub, run_id, "run.started", f"started by {folder.run.source}", time=_now())
     return {"next": where}
 
@@ -156,20 +167,48 @@ def read_manifest(hub: Hub, layout: StageLayout) -> ModelManifest:
 # -- planning -------------------------------------------------------------------------------------
 
 
-def _measure_inputs(hub: Hub, run: RunRecord, spec: RunSpec) -> dict[str, int]:
+def _measure_inputs(hub: Hub, run: RunRecord, spec: RunSpec) -> dict[str, dict[str, int]]:
+    """Bytes of each input, object by object."""
     uris = [run.model_uri] if run.model_uri else []
     for stage in spec.stages:
         uris += [stage.data.train, *([stage.data.validation] if stage.data.validation else [])]
-    sizes: dict[str, int] = {}
+    sizes: dict[str, dict[str, int]] = {}
     missing: list[str] = []
     for uri in dict.fromkeys(uris):
         try:
-            sizes[uri] = hub.bucket.input_bytes(uri)
+            sizes[uri] = hub.bucket.input_sizes(uri)
         except InputMissingError as error:
             missing.append(str(error))
+    if run.model_uri in sizes and MODEL_CONFIG not in sizes[run.model_uri]:
+        missing.append(f"{run.model_uri}: no {MODEL_CONFIG}, so no Hugging Face model folder")
     if missing:
         raise InputMissingError("; ".join(missing))
     return sizes
+
+
+def _doubt_memory(hub: Hub, run: RunRecord, spec: RunSpec, model: dict[str, int]) -> None:
+    """Tell which instances look too small, as far as the model's folder says how large it is.
+
+    Raises:
+        InputMissingError: the model's configuration is no JSON.
+    """
+    uri = f"{run.model_uri}{MODEL_CONFIG}"
+    try:
+        config = json.loads(hub.bucket.first_bytes(uri, MODEL_CONFIG_BYTES))
+    except ValueError as error:
+        raise InputMissingError(f"{uri}: {error}") from error
+    weights = sum(size for name, size in model.items() if name.endswith(".safetensors"))
+    shape = ModelShape.of(config, weights)
+    if shape is None:
+        return
+    for index, stage in enumerate(spec.stages):
+        for place, rung in enumerate(spec.compute.ladder):
+            shortage = estimate(shape, stage, rung).shortage
+            if shortage is not None:
+                text = f"{rung.instance_type} may be too small for {stage.name}: {shortage}"
+                key = f"{index}-{place}"
+                time = _now()
+                note(hub, run.run_id, "memory.doubt", text, time=time, key=key, stage_index=index)
 
 
 def _newest_checkpoint(hub: Hub, stage: StageRecord, begun: bool) -> CheckpointRef | GiveUp | None:

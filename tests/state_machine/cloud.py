@@ -4,6 +4,7 @@ handlers in this process, and a SageMaker that the test moves.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -280,12 +281,17 @@ class Cloud:
         )
 
     def export(self, layout: StageLayout, step: int = 20) -> None:
-        body = f"weights of step {step}".encode()
-        self.s3.put_object(Bucket=BUCKET, Key=f"{layout.model_prefix}weights", Body=body)
+        bodies = {"config.json": b"{}", "weights": f"weights of step {step}".encode()}
+        for name, body in bodies.items():
+            self.s3.put_object(Bucket=BUCKET, Key=f"{layout.model_prefix}{name}", Body=body)
+        files = [
+            ManifestFile(path=name, size=len(body), sha256=hashlib.sha256(body).hexdigest())
+            for name, body in bodies.items()
+        ]
         manifest = ModelManifest(
             run_id=layout.run.run_id, stage=layout.name, step=step, architecture="Tiny",
             parameters=1, dtype="float32", base_model="tiny",
-            files=(ManifestFile(path="weights", size=len(body), sha256=f"{step:064x}"),),
+            files=tuple(files),
         )  # fmt: skip
         self.s3.put_object(
             Bucket=BUCKET, Key=layout.model_manifest, Body=manifest.model_dump_json().encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import time
 from collections import Counter
 
@@ -355,6 +356,50 @@ def test_a_missing_input_fails_the_run_before_a_job_is_paid(cloud: Cloud) -> Non
     assert folder.run.error == "InputMissingError"
     assert "nothing.jsonl: nothing is there" in (folder.run.cause or "")
     assert not cloud.sagemaker.jobs
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (None, "s3://run-bucket/inputs/model/: no config.json, so no Hugging Face model folder"),
+        (b"{cut off", "s3://run-bucket/inputs/model/config.json: Expecting property name"),
+    ],
+)
+def test_a_folder_that_is_no_model_fails_the_run_before_a_job_is_paid(
+    cloud: Cloud, body: bytes | None, cause: str
+) -> None:
+    cloud.s3.put_object(Bucket=BUCKET, Key="inputs/model/weights.safetensors", Body=b"0" * 64)
+    cloud.s3.delete_object(Bucket=BUCKET, Key="inputs/model/config.json")
+    if body is not None:
+        cloud.s3.put_object(Bucket=BUCKET, Key="inputs/model/config.json", Body=body)
+    folder = cloud.wait(cloud.submit(run_spec()))
+    assert folder.run.error == "InputMissingError"
+    assert cause in (folder.run.cause or "")
+    assert not cloud.sagemaker.jobs
+
+
+def test_instances_that_look_too_small_are_told_before_a_job_is_paid(cloud: Cloud) -> None:
+    config = {
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "vocab_size": 32_000,
+        "dtype": "float16",
+    }
+    cloud.s3.put_object(
+        Bucket=BUCKET, Key="inputs/model/config.json", Body=json.dumps(config).encode()
+    )
+    cloud.s3.put_object(Bucket=BUCKET, Key="inputs/model/a.safetensors", Body=bytes(1_000_000))
+    spec = run_spec()
+    spec["stages"][0]["micro_batch_tokens"] = 10_000_000
+    run_id = cloud.submit(spec)
+    cloud.train(f"{run_id}-0-a001")
+    _, document = cloud.api("GET", f"/v1/runs/{run_id}/timeline")
+    doubts = [entry["text"] for entry in document["entries"] if entry["kind"] == "memory.doubt"]
+    kinds = [rung["instance_type"] for rung in spec["compute"]["ladder"]]
+    assert len(doubts) == len(kinds)
+    for text, instance_type in zip(doubts, kinds, strict=True):
+        assert text.startswith(f"{instance_type} may be too small for ")
+        assert ": activations " in text
 
 
 def test_a_checkpoint_that_vanished_is_an_error_and_never_a_fresh_start(cloud: Cloud) -> None:

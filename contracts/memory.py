@@ -6,23 +6,23 @@ workspace) is covered by `HEADROOM`.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from contracts.compute import Rung
 from contracts.instances import INSTANCES, Instance
 from contracts.stages import GrpoStage, SftStage
 
-__all__ = ["Estimate", "ModelShape", "estimate", "read_shape"]
+__all__ = ["Estimate", "ModelShape", "estimate"]
 
 GIB = 1024**3
+ENGINE = "rollout engine"
 HEADROOM = 0.9
-"""Share of a GPU, and of a host, that may be planned for."""
+"""Share that may be planned for of a host, and of what vLLM leaves of a GPU."""
+_ENGINE_ROOM = 1.1
+"""What vLLM needs at least, in weights: they, and a cache that is worth the name."""
 _MASTER, _GRADIENT, _ADAM = 4, 4, 8
 """Bytes per weight: float32 master copy, float32 gradient, two float32 moments."""
 _ACTIVATION = 34
@@ -31,6 +31,8 @@ bits with fused attention (Korthikanti et al. 2022, "Reducing Activation Recompu
 without the attention term)."""
 _KEPT = 2
 """The same with gradient checkpointing: only the block's input."""
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a weight by `config.json`'s `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +44,21 @@ class ModelShape:
     layers: int
     vocabulary: int
 
-
-def read_shape(folder: Path) -> ModelShape | None:
-    """Shape from `config.json` and the headers of the safetensors files; None when they are not
-    there.
-    """
-    config_path, files = folder / "config.json", sorted(folder.glob("*.safetensors"))
-    if not config_path.exists() or not files:
-        return None
-    config: Mapping[str, Any] = json.loads(config_path.read_text())
-    text = config.get("text_config", config)  # vision-language models nest the decoder's shape
-    if "hidden_size" not in text or "num_hidden_layers" not in text:
-        return None
-    return ModelShape(
-        parameters=sum(map(_count, files)),
-        hidden=int(text["hidden_size"]),
-        layers=int(text["num_hidden_layers"]),
-        vocabulary=int(text.get("vocab_size", 0)),
-    )
+    @classmethod
+    def of(cls, config: Mapping[str, Any], weight_bytes: int) -> Self | None:
+        """From a model folder's `config.json` and the size of its weight files; None where they do
+        not tell, as with quantised weights."""
+        text = config.get("text_config", config)  # vision-language models nest the decoder's shape
+        width = _WIDTHS.get(config.get("dtype", config.get("torch_dtype", "float32")))
+        known = "hidden_size" in text and "num_hidden_layers" in text and weight_bytes > 0
+        if width is None or not known or "quantization_config" in config:
+            return None
+        return cls(
+            parameters=weight_bytes // width,
+            hidden=int(text["hidden_size"]),
+            layers=int(text["num_hidden_layers"]),
+            vocabulary=int(text.get("vocab_size", 0)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +70,8 @@ class Estimate:
     parts: Mapping[str, float]
     available: float
     """GiB of one GPU; of the host on a CPU type."""
+    engine_weights: float
+    """GiB of the model in vLLM."""
     host_parts: Mapping[str, float]
     """GiB of host memory, at different times, on the host that needs most."""
     host_available: float
@@ -81,8 +82,25 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        host = max(self.host_parts.values())
-        return self.total <= HEADROOM * self.available and host <= HEADROOM * self.host_available
+        return self.shortage is None
+
+    @property
+    def shortage(self) -> str | None:
+        """What is too small, in words."""
+        engine = self.parts.get(ENGINE, 0.0)
+        if self.total - engine > HEADROOM * (self.available - engine):
+            sizes = sorted(self.parts.items(), key=lambda part: -part[1])
+            parts = ", ".join(f"{name} {size:.1f}" for name, size in sizes)
+            return f"about {self.total:.1f} GiB per rank, of {self.available:g} there are: {parts}"
+        if engine and engine < _ENGINE_ROOM * self.engine_weights:
+            return (
+                f"{engine:.1f} GiB for vLLM (rollout.gpu_memory_utilization), which needs "
+                f"{self.engine_weights:.1f} for weights and more for its cache"
+            )
+        what, size = max(self.host_parts.items(), key=lambda part: part[1])
+        if size > HEADROOM * self.host_available:
+            return f"about {size:.1f} GiB of host memory for {what}, of {self.host_available:g}"
+        return None
 
     def lines(self) -> list[str]:
         verdict = "fits" if self.fits else "DOES NOT FIT"
@@ -110,13 +128,14 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
         "reference model": width * shape.parameters / ranks if frozen_copy else 0.0,
         "gathered layers": 2 * width * shape.parameters / max(1, shape.layers),
         "activations": _activations(shape, stage, width, on_gpu=machine.gpus > 0),
-        "rollout engine": _rollout(stage, machine),
+        ENGINE: _rollout(stage, machine),
     }
     return Estimate(
         instance_type=rung.instance_type,
         ranks=ranks,
         parts={name: size / GIB for name, size in parts.items() if size},
         available=machine.gpu_memory_gib if machine.gpus else machine.memory_gib,
+        engine_weights=width * shape.parameters / GIB,
         host_parts={
             # The leader's whole copy, from which all ranks get their shards, and one for reference.
             "loading": _MASTER * shape.parameters * (2 if frozen_copy else 1) / GIB,
@@ -150,11 +169,3 @@ def _rollout(stage: SftStage | GrpoStage, machine: Instance) -> float:
     if not isinstance(stage, GrpoStage) or not machine.gpus or stage.rollout.engine == "hf":
         return 0.0
     return stage.rollout.gpu_memory_utilization * machine.gpu_memory_gib * GIB
-
-
-def _count(path: Path) -> int:
-    """Weights of a safetensors file: its header is a length (8 bytes) and JSON with every shape."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return sum(math.prod(entry["shape"]) for k, entry in header.items() if k != "__metadata__")
