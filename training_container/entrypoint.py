@@ -197,6 +197,7 @@ def prepare(
             work / "weights",
             shape=shape,
             exact=source.checkpoint,
+            whole=True,
             agreement=peers.agreement,
         )
     for opened, what in ((resume, "resuming after"), (weights, "continuing from")):

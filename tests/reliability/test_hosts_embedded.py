@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from contracts.attempt import AttemptConfig
+from contracts.attempt import AttemptConfig, CheckpointRef, WeightsFrom
 from contracts.checkpoints import complete_checkpoints
 from contracts.control import Control
 from contracts.layout import RunLayout, StageLayout, job_name
@@ -26,6 +27,8 @@ from training_container.checkpoints.store import Store
 
 pytestmark = pytest.mark.long
 STEPS = 16
+NAMED = 8
+STAGES = ("strict", "again")
 REWARDS = [
     {
         "name": "short",
@@ -53,41 +56,54 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
 
 
 class Run:
-    """One run of one GRPO stage; `submit` is what the control plane does for an attempt."""
+    """A GRPO stage, and one that starts from a named step of it; `submit` is what the control plane
+    does for an attempt."""
 
     def __init__(self, cloud: LocalCloud, name: str) -> None:
         self.cloud, self.s3 = cloud, cloud.client("s3")
         self.bucket = cloud.outputs["BucketName"]
-        self.run_id, self.attempt = f"{name}-20260101-abc", 0
+        self.run_id, self.attempt, self.stage_index = f"{name}-20260101-abc", 0, 0
         stage = tiny.grpo_stage(
             grpo={"group_size": 4, "prompts_per_step": 4, "kl": None},
             rollout={"max_response_length": 32, "log_samples": 0},
             rewards=REWARDS,
             max_steps=STEPS,
         )
-        document = tiny.run_document(stage, checkpoint={"every_minutes": 0.001})
+        start = {"stage": "strict", "step": NAMED}
+        again = {**stage, "name": "again", "start_from": start, "max_steps": 2}
+        document = tiny.run_document(stage, again, checkpoint={"every_minutes": 0.001})
         self.spec = canonical_json(parse_run_spec(document)).encode()
+        self.weights_from: WeightsFrom | None = None
         self.put(self.layout.run.spec, self.spec)
 
     @property
     def layout(self) -> StageLayout:
-        return RunLayout(self.run_id).stage(0, "strict")
+        return RunLayout(self.run_id).stage(self.stage_index, STAGES[self.stage_index])
 
     def put(self, key: str, body: bytes) -> None:
         self.s3.put_object(Bucket=self.bucket, Key=key, Body=body)
+
+    def second_stage(self) -> Run:
+        named = next(c for c in self.complete() if c.step == NAMED)
+        ref = CheckpointRef(step=named.step, generation=named.generation)
+        later = copy.copy(self)
+        later.weights_from = WeightsFrom(stage_index=0, stage="strict", checkpoint=ref)
+        later.stage_index, later.attempt = 1, 0
+        return later
 
     def submit(self, *, hosts: int, ranks: int = 1, spot: bool = False) -> str:
         self.attempt += 1
         self.put(self.layout.control, Control(attempt=self.attempt).model_dump_json().encode())
         config = AttemptConfig(
             run_id=self.run_id,
-            stage_index=0,
-            stage="strict",
+            stage_index=self.stage_index,
+            stage=STAGES[self.stage_index],
             attempt=self.attempt,
+            weights_from=self.weights_from,
             bucket=self.bucket,
             spec_sha256=hashlib.sha256(self.spec).hexdigest(),
         )
-        name = job_name(self.run_id, 0, self.attempt)
+        name = job_name(self.run_id, self.stage_index, self.attempt)
         limits = {"MaxRuntimeInSeconds": 3600, **({"MaxWaitTimeInSeconds": 3600} if spot else {})}
         self.cloud.client("sagemaker").create_training_job(
             TrainingJobName=name,
@@ -176,6 +192,13 @@ def test_grpo_on_two_hosts_survives_reclaim_and_a_lost_host_to_the_last_bit(
     assert run.rows() == undisturbed.rows()
     expected = undisturbed.weights()
     assert all(torch.equal(weight, expected[n]) for n, weight in run.weights().items())
+
+    later, expected_later = run.second_stage(), undisturbed.second_stage()
+    done = later.ended(later.submit(hosts=2))
+    assert done["TrainingJobStatus"] == "Completed", done.get("FailureReason")
+    expected_later.ended(expected_later.submit(hosts=1, ranks=2))
+    assert sorted(later.rows()) == [1, 2]
+    assert later.rows() == expected_later.rows()
 
 
 @pytest.mark.timeout(1800)

@@ -212,6 +212,35 @@ def test_a_changed_shape_reads_every_shard_and_one_copy_of_the_rest(server, tmp_
     assert b"host 0" in (tmp_path / "shared/__0_0.distcp").read_bytes()
 
 
+@pytest.mark.parametrize("host_rank", [0, 1])
+def test_a_model_that_is_loaded_whole_needs_every_shard_on_the_first_host_alone(
+    server, tmp_path, host_rank: int
+) -> None:
+    put_checkpoint(server, 10, hosts=2)
+
+    class Peer:
+        def from_leader(self, _choice: CheckpointId | None) -> CheckpointId | None:
+            return CheckpointId(10, OLD)
+
+        def problems(self, problem: str | None) -> list[str]:
+            return [problem] if problem else []
+
+    found = opened(
+        server, tmp_path, shape=HostShape(host_rank, 2, 2), whole=True, agreement=Peer(),
+        exact=CheckpointRef(step=10, generation=OLD),
+    )  # fmt: skip
+    names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    every = {
+        "sharded/.metadata",
+        "sharded/__0_0.distcp",
+        "sharded/__1_0.distcp",
+        "shared/.metadata",
+        "shared/__0_0.distcp",
+    }
+    assert names == (every if host_rank == 0 else set())
+    assert (found.downloaded_bytes > 0) is (host_rank == 0)
+
+
 def test_hosts_skip_a_checkpoint_together_when_one_finds_damage(server, tmp_path) -> None:
     put_checkpoint(server, 10, hosts=2)
     put_checkpoint(server, 20, hosts=2)

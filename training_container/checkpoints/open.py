@@ -81,6 +81,7 @@ def open_checkpoint(
     shape: HostShape = HostShape(),
     floor: CheckpointRef | None = None,
     exact: CheckpointRef | None = None,
+    whole: bool = False,
     agreement: Agreement | None = None,
 ) -> OpenedCheckpoint | None:
     """Choose, download and verify a checkpoint of a stage; None when the stage has none.
@@ -88,6 +89,9 @@ def open_checkpoint(
     Without ``exact``: the newest complete one, not older than ``floor`` (what the control plane saw
     when it submitted the attempt). One that turns out damaged is reported and the next older
     complete one is taken, below the floor if it must be. With ``exact``: that one or an error.
+
+    ``whole``: everything goes to the first host and nothing to the others, for a model that its
+    leader loads before it is sharded.
 
     Raises:
         StageError: STORAGE on any S3 failure, AccessDenied included; CHECKPOINT when a checkpoint
@@ -105,7 +109,7 @@ def open_checkpoint(
         if choice is None:
             return None
         report = report or _read_report(store, layout, choice)
-        files = files_for(layout, report, shape)
+        files = files_for(layout, report, shape, whole=whole)
         shutil.rmtree(folder, ignore_errors=True)
         problem = None
         try:
@@ -129,16 +133,19 @@ def open_checkpoint(
 
 
 def files_for(
-    layout: StageLayout, report: CheckpointReport, shape: HostShape
+    layout: StageLayout, report: CheckpointReport, shape: HostShape, *, whole: bool = False
 ) -> dict[str, FlagFile]:
     """What one host needs, by local name: of its old shape, its own files and the shard index.
 
     Every host keeps its own copy of the replicated state, so a host of the old shape reads the
     files of no other host but `sharded/.metadata`, which the leader's host wrote. When the shape
-    changed, torch.distributed.checkpoint reshards and may read any shard.
+    changed, torch.distributed.checkpoint reshards and may read any shard. ``whole`` is a change of
+    shape too, to one that has the first host alone.
     """
     chosen: dict[str, FlagFile] = {}
-    same = _same_shape(report, shape)
+    if whole and shape.host_rank != 0:
+        return chosen
+    same = _same_shape(report, shape) and not whole
     for flag in report.flags:
         prefix = layout.host_prefix(report.id.step, report.id.generation, flag.host_rank)
         for file in flag.files:
