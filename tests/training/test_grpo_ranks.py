@@ -78,6 +78,7 @@ def two_ranks(root: str, base: str) -> None:
     rows["rest"] = train(folder / "cut", model, world)
     rows["lora"] = train(folder / "lora", model, world, **LORA)
     rows["equal"] = train(folder / "equal", model, world, **EQUAL)
+    rows["halved"] = train(folder / "halved", model, world, **HALVED)
     (folder / f"rows-{world.rank}.json").write_text(json.dumps(rows))
     world.close()
 
@@ -85,6 +86,12 @@ def two_ranks(root: str, base: str) -> None:
 LORA = {"lora": {"rank": 4, "alpha": 8}}
 EQUAL = {"rewards": [short(slack=1)], "grpo": {**GRPO, "kl": None, "mini_batch_prompts": 3}}
 """Rewards of 0 or 1: some groups are equal, and a rank may have nothing but such."""
+HALVED = {
+    "precision": "bfloat16",
+    "max_steps": 1,
+    "grpo": {**GRPO, "kl": {"coefficient": 0.05}, "mini_batch_prompts": 3},
+}
+"""One update: the policy that its KL is measured of is still the reference."""
 
 
 def close(left: Any, right: Any) -> None:
@@ -125,6 +132,9 @@ def test_ranks_change_nothing_and_resume_is_exact(tmp_path: Path) -> None:
     assert list(resharded) == [2, 3]
     close({step: two[step] for step in resharded}, resharded)
     close(numbered(rows["lora"]), train(tmp_path / "lora-one", base, world, **LORA))
+
+    # Half precision rounds both alike, or the penalty would be for rounding.
+    assert rows["halved"]["1"]["kl/k3"] == 0.0
 
     equal = train(tmp_path / "equal-one", base, world, **EQUAL)
     assert any(0 < row.get("advantage/zero_variance_fraction", 0) < 1 for row in equal.values())

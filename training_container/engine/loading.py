@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from training_container.engine.distributed import World
 from training_container.engine.errors import DataError
 
-__all__ = ["deal_weights", "empty_model", "empty_twin", "load_model"]
+__all__ = ["cast_weights", "deal_weights", "empty_model", "empty_twin", "load_model"]
 
 _FAULTS = (OSError, ValueError, KeyError)
 
@@ -39,9 +39,7 @@ def load_model(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedMo
         raise _no_model(folder, error) from error
 
 
-def empty_model(
-    folder: Path, dtype: torch.dtype = torch.float32, *, trust_remote_code: bool = False
-) -> PreTrainedModel:
+def empty_model(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """The same model without its weights, for a rank that gets its shards by `deal_weights`.
 
     Costs no memory until it is written to: the kernel backs no page that nobody has touched. What
@@ -56,7 +54,7 @@ def empty_model(
         )
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=trust_remote_code
+                config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
         with contextlib.suppress(OSError):  # as `from_pretrained`: not every folder has one
             model.generation_config = GenerationConfig.from_pretrained(
@@ -70,8 +68,16 @@ def empty_model(
 def empty_twin(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """As `empty_model`, after a model that is there."""
     with torch.device("meta"):
-        twin = type(model)(copy.deepcopy(model.config)).to(dtype)
-    return _untouched(twin)
+        twin = type(model)(copy.deepcopy(model.config))
+    return _untouched(cast_weights(twin, dtype))
+
+
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with weights of another type. Buffers stay: rotary frequencies of 16 bits would
+    turn late positions by the wrong angle."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _untouched(model: PreTrainedModel) -> PreTrainedModel:

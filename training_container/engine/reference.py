@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from contracts.stages import GrpoStage
 from training_container.engine.batches import TokenSequence
 from training_container.engine.distributed import World
-from training_container.engine.loading import empty_twin
+from training_container.engine.loading import cast_weights, empty_twin
 from training_container.engine.lora import adapter_off
 from training_container.engine.policy import Passes, Policy, compute_dtype, shard
 from training_container.engine.scorer import LogProbScorer
@@ -27,7 +27,8 @@ class FrozenReference:
         dtype = compute_dtype(stage.precision, world.device)
         frozen = copy.deepcopy(model) if world.is_leader else empty_twin(model, dtype)
         if world.mesh is not None:
-            frozen = frozen.to(dtype)  # what FSDP2 would cast to anyway, in half the memory
+            # What FSDP2 would cast to anyway, in half the memory.
+            frozen = cast_weights(frozen, dtype)
         scorer = LogProbScorer(frozen.requires_grad_(False))
         if world.mesh is not None:
             shard(scorer, world, dtype)

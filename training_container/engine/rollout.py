@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from training_container.engine.loading import cast_weights
 from training_container.engine.policy import Policy
 
 __all__ = ["Completion", "HfRollout", "RolloutEngine", "Sampling", "draw", "uniforms"]
@@ -76,7 +77,7 @@ class HfRollout:
 
     def _empty_copy(self, policy: Policy) -> PreTrainedModel:
         config = copy.deepcopy(policy.model.config)
-        return type(policy.model)(config).to(self._device, self._dtype).eval()
+        return cast_weights(type(policy.model)(config), self._dtype).to(self._device).eval()
 
     def sync(self, policy: Policy, version: int) -> None:
         if not self._shared:
