@@ -190,13 +190,15 @@ def _doubt_memory(hub: Hub, run: RunRecord, spec: RunSpec, model: dict[str, int]
     """Tell which instances look too small, as far as the model's folder says how large it is.
 
     Raises:
-        InputMissingError: the model's configuration is no JSON.
+        InputMissingError: the model's configuration is no JSON object.
     """
     uri = f"{run.model_uri}{MODEL_CONFIG}"
     try:
         config = json.loads(hub.bucket.first_bytes(uri, MODEL_CONFIG_BYTES))
     except ValueError as error:
         raise InputMissingError(f"{uri}: {error}") from error
+    if not isinstance(config, dict):
+        raise InputMissingError(f"{uri}: is no JSON object")
     weights = sum(size for name, size in model.items() if name.endswith(".safetensors"))
     shape = ModelShape.of(config, weights)
     if shape is None:

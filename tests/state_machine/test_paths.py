@@ -362,6 +362,7 @@ def test_a_missing_input_fails_the_run_before_a_job_is_paid(cloud: Cloud) -> Non
     ("body", "cause"),
     [
         (None, "s3://run-bucket/inputs/model/: no config.json, so no Hugging Face model folder"),
+        (b"[]", "s3://run-bucket/inputs/model/config.json: is no JSON object"),
         (b"{cut off", "s3://run-bucket/inputs/model/config.json: Expecting property name"),
     ],
 )
