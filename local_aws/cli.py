@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -217,8 +216,8 @@ def _wait_for_the_end() -> None:
     try:
         # In steps: the kernel may hand a signal to any thread, which does not wake this one, and
         # only this one raises KeyboardInterrupt.
-        while not threading.Event().wait(WAKE_SECONDS):
-            pass
+        while True:
+            time.sleep(WAKE_SECONDS)
     except KeyboardInterrupt:
         # A second Ctrl-C must not leave children behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
