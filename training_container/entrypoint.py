@@ -178,7 +178,7 @@ def prepare(
     if "model" in env.channels:
         model = env.channel("model")
     else:
-        model = fetch_hub_model(inputs, work / "model")
+        model = fetch_hub_model(inputs, work / "model", weights=env.host_rank == 0)
     shape = HostShape(env.host_rank, env.num_hosts, env.world_size)
     resume = open_checkpoint(
         store,

@@ -26,6 +26,8 @@ from training_container.sagemaker_env import SageMakerEnv
 
 __all__ = ["AttemptInputs", "fetch_code", "fetch_hub_model", "load_attempt", "pinned_steps"]
 
+_SECOND_COPIES = ["consolidated*", "original/*", "onnx/*"]
+"""The same weights in the formats of other programs, as large again."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -90,33 +92,41 @@ def pinned_steps(inputs: AttemptInputs) -> frozenset[int]:
     return frozenset(s.step for s in starts if s.stage == inputs.stage.name and s.step is not None)
 
 
-def fetch_hub_model(inputs: AttemptInputs, folder: Path) -> Path:
-    """The base model by its hub id, where the job has no `model` channel.
+def fetch_hub_model(inputs: AttemptInputs, folder: Path, *, weights: bool) -> Path:
+    """The base model by its hub id, where the job has no `model` channel; ``weights`` on the host
+    that loads it.
 
     Raises:
-        StageError: BAD_INPUT when the source is no hub id or the hub does not know it.
+        StageError: BAD_INPUT when the source is no hub id or the hub refuses it, STORAGE when the
+            hub fails.
     """
     # Imported here: only runs that name a hub id pay for it.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     model = inputs.spec.model
     if not _HUB_ID.fullmatch(model.source):
         raise StageError(
             ExitCode.BAD_INPUT, f"the job has no `model` channel and {model.source!r} is no hub id"
         )
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    patterns = ["*.json", "*.jinja", "*.txt", "*.model"]
+    patterns += ["*.safetensors"] if weights else []
+    patterns += ["*.py"] if model.trust_remote_code else []
     try:
         snapshot_download(
             model.source,
             revision=model.revision,
             token=read_secret(model.hub_token_secret) if model.hub_token_secret else None,
             local_dir=folder,
-            allow_patterns=[*patterns, *(["*.py"] if model.trust_remote_code else [])],
+            allow_patterns=patterns,
+            ignore_patterns=_SECOND_COPIES,
         )
-    except RepositoryNotFoundError as error:
-        raise StageError(ExitCode.BAD_INPUT, f"hub model {model.source!r}: {error}") from error
-    except (HfHubHTTPError, OSError) as error:
+    except HfHubHTTPError as error:
+        # Not there, not at this revision, or not for this token: no attempt would fare better.
+        refused = error.response.status_code in (401, 403, 404)
+        code = ExitCode.BAD_INPUT if refused else ExitCode.STORAGE
+        raise StageError(code, f"hub model {model.source!r}: {error}") from error
+    except OSError as error:
         raise StageError(ExitCode.STORAGE, f"hub model {model.source!r}: {error}") from error
     return folder
 
