@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.states import EndpointState, is_terminal
 from lambdas.errors import (
+    ConflictError,
     EndpointBusyError,
     EndpointTakenError,
     NoCapacityError,
@@ -115,10 +116,12 @@ def observe_endpoint(  # noqa: PLR0911 (one return per thing seen)
     if seen is None:
         if row.state in (EndpointState.CREATING, EndpointState.UPDATING) and _young(row):
             return row  # Not visible yet.
-        hub.table.update_endpoint(row, EndpointState.DELETED, owned=False)
+        # Deleted by hand, it has left alarm, scaling, configuration and model. The reconciler
+        # deletes them, and then says DELETED: this runs where nothing may be deleted.
+        hub.table.update_endpoint(row, EndpointState.DELETING, owned=False)
         if row.token is not None:
             _settle(hub, row, "the endpoint was deleted")
-        return dataclasses.replace(row, state=EndpointState.DELETED)
+        return dataclasses.replace(row, state=EndpointState.DELETING)
     state = _STATES.get(seen.status)
     if state is None:
         if seen.status != "SystemUpdating":
@@ -180,8 +183,14 @@ def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]
 
     An endpoint that is being created cannot be deleted; the reconciler tries again while it is
     DELETING.
+
+    Raises:
+        ConflictError: it was deployed anew since ``row`` was read.
     """
-    hub.table.update_endpoint(row, EndpointState.DELETING, owned=False, previous_config=None)
+    if not hub.table.update_endpoint(
+        row, EndpointState.DELETING, owned=False, previous_config=None
+    ):
+        raise ConflictError(f"endpoint {row.name} was deployed anew meanwhile")
     deleted: list[str] = []
     remaining: list[str] = []
     if row.scaled:

@@ -107,15 +107,14 @@ def _check_progress(hub: Hub, attempt: AttemptRecord) -> None:
 def _endpoint(hub: Hub, row: EndpointRecord) -> None:
     bind(row.run_id)
     if row.state is EndpointState.DELETING:
-        if hub.hosting.describe(row.name) is not None:
-            delete_endpoint(hub, row)
-            return
-        hub.hosting.delete_config(row.config_name)
-        hub.hosting.delete_model(row.model_name)
-        observe_endpoint(hub, row.name)
+        delete_endpoint(hub, row)
+        observe_endpoint(hub, row.name)  # Somebody may wait for it.
         return
     seen = observe_endpoint(hub, row.name)
     if seen is None or seen.state is EndpointState.DELETED:
+        return
+    if seen.state is EndpointState.DELETING:
+        delete_endpoint(hub, seen)
         return
     run = hub.table.get_run(row.run_id)
     failed = run is not None and is_terminal(run.state) and run.state is not RunState.SUCCEEDED

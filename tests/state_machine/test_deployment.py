@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from contracts.states import EndpointState, RunState
 from lambdas.adapters.aws import client
+from lambdas.errors import ConflictError
 from lambdas.hub import hub
+from lambdas.logic.endpoints import delete_endpoint, observe_endpoint
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.specs import DEPLOY, run_spec
 
@@ -244,6 +247,31 @@ def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
     assert _alarms("demo") == []
     assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
     assert cloud.api("GET", "/v1/endpoints")[1]["endpoints"] == []
+
+
+def test_what_an_endpoint_deleted_by_hand_leaves_is_deleted_too(cloud: Cloud) -> None:
+    scaling = {"min_instances": 1, "max_instances": 4, "target_invocations_per_minute": 60}
+    _deployed(cloud, {**DEPLOY, "autoscaling": scaling})
+    with cloud.sagemaker.lock:
+        del cloud.sagemaker.endpoints["demo"]
+    for _ in range(2):  # "Deleting" and "Deleted"
+        observe_endpoint(hub(), "demo")
+    cloud.reconcile()
+    assert not cloud.sagemaker.configs
+    assert not cloud.sagemaker.models
+    assert not cloud.sagemaker.targets
+    assert _alarms("demo") == []
+    assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
+
+
+def test_a_deletion_meant_for_an_older_deployment_spares_the_new_one(cloud: Cloud) -> None:
+    _deployed(cloud, DEPLOY)
+    row = hub().table.get_endpoint("demo")
+    assert row is not None
+    older = dataclasses.replace(row, config_name="demo-of-an-earlier-run")
+    with pytest.raises(ConflictError, match="deployed anew"):
+        delete_endpoint(hub(), older)
+    assert "demo" in cloud.sagemaker.endpoints
 
 
 @pytest.mark.parametrize("used", [True, False])
