@@ -45,9 +45,10 @@ class ModelShape:
     vocabulary: int
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], weight_bytes: int) -> Self | None:
-        """From a model folder's `config.json` and the size of its weight files; None where they do
-        not tell, as with quantised weights."""
+    def of(cls, config: Mapping[str, Any], sizes: Mapping[str, int]) -> Self | None:
+        """From a model folder's `config.json` and the bytes of its files by name; None where they
+        do not tell, as with quantised weights."""
+        weight_bytes = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
         text = config.get("text_config", config)  # vision-language models nest the decoder's shape
         width = _WIDTHS.get(config.get("dtype", config.get("torch_dtype", "float32")))
         known = "hidden_size" in text and "num_hidden_layers" in text and weight_bytes > 0

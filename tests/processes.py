@@ -1,4 +1,4 @@
-"""Signals as the kernel may deliver them."""
+"""Processes under test: signals as the kernel may deliver them, and who has not ended."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def _shape(folder: Path) -> ModelShape | None:
     config = folder / "config.json"
     if not config.is_file():
         return None
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return ModelShape.of(json.loads(config.read_text()), size)
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    return ModelShape.of(json.loads(config.read_text()), sizes)

@@ -199,8 +199,7 @@ def _doubt_memory(hub: Hub, run: RunRecord, spec: RunSpec, model: dict[str, int]
         raise InputMissingError(f"{uri}: {error}") from error
     if not isinstance(config, dict):
         raise InputMissingError(f"{uri}: is no JSON object")
-    weights = sum(size for name, size in model.items() if name.endswith(".safetensors"))
-    shape = ModelShape.of(config, weights)
+    shape = ModelShape.of(config, model)
     if shape is None:
         return
     for index, stage in enumerate(spec.stages):

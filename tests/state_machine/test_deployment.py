@@ -33,6 +33,16 @@ def _deployed(cloud: Cloud, deploy: dict[str, Any], step: int = 20) -> str:
     return run_id
 
 
+def _nothing_is_left(cloud: Cloud) -> None:
+    """Of endpoint `demo` and of all that was made for it."""
+    assert not cloud.sagemaker.endpoints
+    assert not cloud.sagemaker.configs
+    assert not cloud.sagemaker.models
+    assert not cloud.sagemaker.targets
+    assert _alarms("demo") == []
+    assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
+
+
 def _alarms(endpoint: str) -> list[str]:
     """Names of the alarms on an endpoint's own 5xx answers."""
     wanted = {"EndpointName": endpoint, "VariantName": "primary"}
@@ -241,11 +251,7 @@ def test_deleting_says_what_was_deleted_and_what_remains(cloud: Cloud) -> None:
     cloud.sagemaker.move_endpoint("demo", "InService", tell=False)
     cloud.reconcile()
     cloud.reconcile()
-    assert not cloud.sagemaker.endpoints
-    assert not cloud.sagemaker.configs
-    assert not cloud.sagemaker.models
-    assert _alarms("demo") == []
-    assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
+    _nothing_is_left(cloud)
     assert cloud.api("GET", "/v1/endpoints")[1]["endpoints"] == []
 
 
@@ -257,11 +263,7 @@ def test_what_an_endpoint_deleted_by_hand_leaves_is_deleted_too(cloud: Cloud) ->
     for _ in range(2):  # "Deleting" and "Deleted"
         observe_endpoint(hub(), "demo")
     cloud.reconcile()
-    assert not cloud.sagemaker.configs
-    assert not cloud.sagemaker.models
-    assert not cloud.sagemaker.targets
-    assert _alarms("demo") == []
-    assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
+    _nothing_is_left(cloud)
 
 
 def test_a_deletion_meant_for_an_older_deployment_spares_the_new_one(cloud: Cloud) -> None:

@@ -167,20 +167,30 @@ def test_exact_takes_that_one_or_fails(server, tmp_path) -> None:
     assert caught.value.code is ExitCode.CHECKPOINT
 
 
+class Worker:
+    """Host 1 is told the choice; it neither lists nor judges."""
+
+    def from_leader(self, choice: CheckpointId | None) -> CheckpointId | None:
+        assert choice is None
+        return CheckpointId(10, OLD)
+
+    def problems(self, problem: str | None) -> list[str]:
+        return [problem] if problem else []
+
+
+EVERY_SHARD = {
+    "sharded/.metadata",
+    "sharded/__0_0.distcp",
+    "sharded/__1_0.distcp",
+    "shared/.metadata",
+    "shared/__0_0.distcp",
+}
+"""Of two hosts with a rank each, and one copy of what they share."""
+
+
 def test_a_host_of_the_old_shape_reads_its_own_files_and_the_index(server, tmp_path) -> None:
     """NovaSky-AI/SkyRL#800: every worker downloaded the whole checkpoint."""
     put_checkpoint(server, 10, hosts=2, ranks_per_host=2)
-    # Host 1 is told the choice; it neither lists nor judges.
-    told = CheckpointId(10, OLD)
-
-    class Worker:
-        def from_leader(self, choice: CheckpointId | None) -> CheckpointId | None:
-            assert choice is None
-            return told
-
-        def problems(self, problem: str | None) -> list[str]:
-            return [problem] if problem else []
-
     server.requests.clear()
     shape = HostShape(host_rank=1, num_hosts=2, world_size=4)
     found = opened(server, tmp_path, shape=shape, agreement=Worker())
@@ -201,13 +211,7 @@ def test_a_changed_shape_reads_every_shard_and_one_copy_of_the_rest(server, tmp_
     put_checkpoint(server, 10, hosts=2)
     found = opened(server, tmp_path, shape=HostShape())
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    assert names == {
-        "sharded/.metadata",
-        "sharded/__0_0.distcp",
-        "sharded/__1_0.distcp",
-        "shared/.metadata",
-        "shared/__0_0.distcp",
-    }
+    assert names == EVERY_SHARD
     assert found.resharded
     assert b"host 0" in (tmp_path / "shared/__0_0.distcp").read_bytes()
 
@@ -218,26 +222,13 @@ def test_a_model_that_is_loaded_whole_needs_every_shard_on_the_first_host_alone(
 ) -> None:
     put_checkpoint(server, 10, hosts=2)
 
-    class Peer:
-        def from_leader(self, _choice: CheckpointId | None) -> CheckpointId | None:
-            return CheckpointId(10, OLD)
-
-        def problems(self, problem: str | None) -> list[str]:
-            return [problem] if problem else []
-
     found = opened(
-        server, tmp_path, shape=HostShape(host_rank, 2, 2), whole=True, agreement=Peer(),
+        server, tmp_path, shape=HostShape(host_rank, 2, 2), whole=True,
+        agreement=Worker() if host_rank else None,
         exact=CheckpointRef(step=10, generation=OLD),
     )  # fmt: skip
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    every = {
-        "sharded/.metadata",
-        "sharded/__0_0.distcp",
-        "sharded/__1_0.distcp",
-        "shared/.metadata",
-        "shared/__0_0.distcp",
-    }
-    assert names == (every if host_rank == 0 else set())
+    assert names == (EVERY_SHARD if host_rank == 0 else set())
     assert (found.downloaded_bytes > 0) is (host_rank == 0)
 
 

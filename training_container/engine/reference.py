@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,10 +26,12 @@ class FrozenReference:
 
     def __init__(self, model: PreTrainedModel, stage: GrpoStage, world: World) -> None:
         dtype = compute_dtype(stage.precision, world.device)
-        frozen = copy.deepcopy(model) if world.is_leader else empty_twin(model, dtype)
-        if world.mesh is not None:
-            # What FSDP2 would cast to anyway, in half the memory.
-            frozen = cast_weights(frozen, dtype)
+        # Sharded, it holds what FSDP2 would cast to anyway, in half the memory.
+        stored = torch.float32 if world.mesh is None else dtype
+        if world.is_leader:
+            frozen = cast_weights(copy.deepcopy(model), stored)
+        else:
+            frozen = empty_twin(model, stored)
         scorer = LogProbScorer(frozen.requires_grad_(False))
         if world.mesh is not None:
             shard(scorer, world, dtype)

@@ -104,6 +104,7 @@ def test_what_is_too_small_is_said_with_the_largest_part_first() -> None:
     assert found.shortage == "about 29.9 GiB of host memory for loading, of 32"
 
 
+WEIGHTS = {"a.safetensors": 600, "b.safetensors": 400, "tokenizer.json": 77}
 QWEN = {"hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 151_936, "dtype": "bfloat16"}
 
 
@@ -117,23 +118,23 @@ QWEN = {"hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 151_936, "dty
     ids=["bfloat16", "float16", "a decoder within"],
 )
 def test_a_folder_tells_the_shape(config: dict[str, Any]) -> None:
-    assert ModelShape.of(config, 1_000) == ModelShape(500, 896, 24, 151_936)
+    assert ModelShape.of(config, WEIGHTS) == ModelShape(500, 896, 24, 151_936)
 
 
 def test_without_a_type_weights_have_four_bytes() -> None:
     config = {"hidden_size": 8, "num_hidden_layers": 2}
-    assert ModelShape.of(config, 1_000) == ModelShape(250, 8, 2, 0)
+    assert ModelShape.of(config, WEIGHTS) == ModelShape(250, 8, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("config", "weight_bytes"),
+    ("config", "sizes"),
     [
-        ({}, 1_000),
-        (QWEN, 0),
-        ({**QWEN, "dtype": "float8_e4m3fn"}, 1_000),
-        ({**QWEN, "quantization_config": {"bits": 4}}, 1_000),
+        ({}, WEIGHTS),
+        (QWEN, {"config.json": 1_000}),
+        ({**QWEN, "dtype": "float8_e4m3fn"}, WEIGHTS),
+        ({**QWEN, "quantization_config": {"bits": 4}}, WEIGHTS),
     ],
     ids=["no shape", "no weights", "another type", "quantised"],
 )
-def test_a_folder_that_does_not_tell(config: dict[str, Any], weight_bytes: int) -> None:
-    assert ModelShape.of(config, weight_bytes) is None
+def test_a_folder_that_does_not_tell(config: dict[str, Any], sizes: dict[str, int]) -> None:
+    assert ModelShape.of(config, sizes) is None
