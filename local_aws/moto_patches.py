@@ -12,6 +12,7 @@ import datetime
 import functools
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ ObjectCreatedListener = Callable[[str, Any, Any], None]
 
 
 NO_STREAM = "*"  # no stream can be called so
+_START_SECONDS = 10.0
 
 # The `reason` of S3's 'Object Created' event, by the name that moto gives the operation.
 _REASONS = {
@@ -47,9 +49,41 @@ class Hooks:
         self.object_changed: list[ObjectListener] = []
         self.object_created: list[ObjectCreatedListener] = []
         self.wait_speed = 1.0
+        self.no_more_waits = threading.Event()
 
 
 hooks = Hooks()
+
+
+def stop_executions() -> None:
+    """Take every execution off its path: what waits goes no further, what is in a task ends after.
+
+    moto runs an execution in threads that nothing ends. One that was left would go on with its
+    retries after its cloud, and call the services of whatever this process starts next.
+    """
+    from moto.stepfunctions.parser.models import stepfunctions_parser_backends as accounts
+
+    hooks.no_more_waits.set()
+    now = datetime.datetime.now(tz=datetime.UTC)
+    backends = [backend for regions in accounts.values() for backend in regions.values()]
+    for machine in [machine for backend in backends for machine in backend.state_machines]:
+        for execution in list(machine.executions):
+            if execution.status == "RUNNING":
+                execution.stop(now, None, None)
+
+
+def end_executions(seconds: float) -> bool:
+    """Stop every execution, and what starts meanwhile; whether their threads end in ``seconds``."""
+    from moto.stepfunctions.parser.utils import TMP_THREADS
+
+    deadline = time.monotonic() + seconds
+    while TMP_THREADS and time.monotonic() < deadline:
+        stop_executions()
+        for thread in [thread for thread in TMP_THREADS if thread.ident is not None]:
+            thread.join(0.1)
+            if not thread.is_alive():
+                TMP_THREADS.remove(thread)
+    return not TMP_THREADS
 
 
 def create_machines_in_executing_backend() -> None:
@@ -116,10 +150,15 @@ def stop_waiting_executions() -> None:
     reflect = executions.BaseExecutionWorkerCommunication._reflect_execution_status
 
     def stop_and_wake(self: Any, stop_date: Any, error: Any = None, cause: Any = None) -> None:
+        deadline = time.monotonic() + _START_SECONDS
         why = getattr(self, "stop_reason", ("", ""))
         self.stop_reason = (error or why[0], cause or why[1])
+        worker = self.exec_worker
+        # The thread of an execution that has only just been started makes its environment.
+        while worker and worker.env is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         stop(self, stop_date=stop_date, error=error, cause=cause)
-        env = self.exec_worker and self.exec_worker.env
+        env = worker and worker.env
         for endpoint in list(env.callback_pool_manager._pool.values()) if env else []:
             endpoint.interrupt_all()
 
@@ -225,8 +264,6 @@ def scale_waits() -> None:
     """Wait states and Retry intervals divide by `hooks.wait_speed`, so that hours pass in
     minutes.
     """
-    import time
-
     from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
     from moto.stepfunctions.parser.asl.component.state.wait.wait_function.wait_function import (
         WaitFunction,
@@ -235,28 +272,35 @@ def scale_waits() -> None:
     def wait_interval(_: Any, env: Any, wait_seconds: float) -> None:
         deadline = time.monotonic() + wait_seconds / hooks.wait_speed
         while env.is_running() and (left := deadline - time.monotonic()) > 0:
-            env.program_state_event.wait(left)
+            # The event is set for a moment only: a thread that was about to wait misses it.
+            env.program_state_event.wait(min(left, 1.0))
 
     def sleep(seconds: float) -> None:
-        time.sleep(seconds / hooks.wait_speed)
+        hooks.no_more_waits.wait(seconds / hooks.wait_speed)
 
     WaitFunction._wait_interval = wait_interval  # type: ignore[method-assign,assignment]
     retrier_decl.time = SimpleNamespace(sleep=sleep)  # type: ignore[assignment]
 
 
 def reuse_clients() -> None:
-    """Every task built a new boto3 client, which was half of the time an execution took."""
+    """Every task built a new boto3 client, which was half of the time an execution took.
+
+    A session has its own: whoever replaces the default one replaces where requests go.
+    """
     import boto3
     from moto.stepfunctions.parser.asl.utils import boto_client
 
-    clients: dict[tuple[str, ...], Any] = {}
+    clients: dict[tuple[Any, ...], Any] = {}
     building = threading.Lock()
 
     def client(**kwargs: Any) -> Any:
         if "endpoint_url" not in kwargs:
             return boto3.client(**kwargs)  # mock_aws is active: its clients die with it
-        key = (kwargs["service_name"], kwargs["region_name"], kwargs["endpoint_url"])
         with building:
+            if boto3.DEFAULT_SESSION is None:
+                boto3.setup_default_session()
+            where = ("service_name", "region_name", "endpoint_url")
+            key = (boto3.DEFAULT_SESSION, *(kwargs[name] for name in where))
             if key not in clients:
                 clients[key] = boto3.client(**kwargs)
             return clients[key]

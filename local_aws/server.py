@@ -32,6 +32,8 @@ from local_aws.sagemaker.service import SageMaker
 from local_aws.site import Report, Site
 from local_aws.state import FLUSH_SECONDS, ExecutionLog, ObjectMirror, TableMirror
 
+_END_SECONDS = 3.0
+
 
 class PortTakenError(Exception):
     """Something else listens on the port."""
@@ -131,9 +133,12 @@ class LocalCloud:
         # What ends from here on ends because of us: the next cloud must find it as it was.
         moto_patches.hooks.execution_changed.clear()
         self.site.stopping.set()
+        moto_patches.stop_executions()
         self.sagemaker.stop()
         self.lambdas.stop()
         self.sagemaker.stop()  # what a thread was just about to start
+        if not moto_patches.end_executions(_END_SECONDS):
+            self._report("an execution is still in a task; it ends with this process")
         self._flush()
         self._cleanup.close()
 

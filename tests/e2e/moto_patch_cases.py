@@ -204,9 +204,11 @@ def reuse_clients() -> Any:
     os.environ["MOTO_PORT"] = "1"
     from moto.stepfunctions.parser.asl.utils.boto_client import boto_client_for
 
-    same = boto_client_for("us-east-1", "sqs") is boto_client_for("us-east-1", "sqs")
+    one, same = boto_client_for("us-east-1", "sqs"), boto_client_for("us-east-1", "sqs")
+    boto3.setup_default_session()
+    other = boto_client_for("us-east-1", "sqs")
     mock.start()
-    return same
+    return [same is one, other is one]
 
 
 @case

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from moto.stepfunctions.parser.utils import TMP_THREADS
 
 from contracts.events import parse_event
 from local_aws.running import NotRunningError, Running
@@ -23,6 +24,9 @@ from tests.e2e import test_local_endpoints as endpoints
 from tests.e2e import test_local_training as training
 from tests.e2e.small_cloud import IMAGES, until, write_assembly
 from tests.processes import alive, signal_side_thread
+
+# Events after which an execution of these tests waits: for time, for its next try, for a token.
+WAITING = {"WaitStateEntered", "TaskFailed", "TaskSubmitted"}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,44 @@ def test_a_restart_finds_finished_work_and_says_what_is_lost(assembly, tmp_path)
             cloud.client("stepfunctions").start_execution(
                 stateMachineArn=machine, name="run-1", input='{"again": true}'
             )
+
+
+def test_no_execution_outlives_its_cloud(assembly, tmp_path):
+    """It would go on with its retries, and call whatever this process starts next."""
+    again = {"ErrorEquals": ["States.ALL"], "IntervalSeconds": 3600, "MaxAttempts": 1}
+    machines = {
+        "pauses": {"Type": "Wait", "Seconds": 3600},
+        "retries": {
+            "Type": "Task",
+            "Resource": "arn:aws:states:::lambda:invoke",
+            "Parameters": {"FunctionName": "nobody"},
+            "Retry": [again],
+        },
+    }
+    with LocalCloud(assembly, tmp_path, speed=1) as cloud:
+        states = cloud.client("stepfunctions")
+        arns = [cloud.outputs["MachineArn"]]
+        for name, state in machines.items():
+            definition = json.dumps({"StartAt": "A", "States": {"A": {**state, "End": True}}})
+            machine = states.create_state_machine(
+                name=name, definition=definition, roleArn="arn:aws:iam::123456789012:role/states"
+            )
+            arns.append(machine["stateMachineArn"])
+        started = [
+            states.start_execution(stateMachineArn=arn, name="e", input="{}") for arn in arns
+        ]
+        for execution in started:
+            arn = execution["executionArn"]
+            until(lambda arn=arn: WAITING & events_of(states, arn))
+        states.start_execution(stateMachineArn=arns[1], name="starting", input="{}")
+        threads = list(TMP_THREADS)
+        assert sum(thread.is_alive() for thread in threads) > len(started)
+    assert not [thread for thread in threads if thread.is_alive()]
+
+
+def events_of(states, arn: str) -> set[str]:
+    """The kinds of event in an execution's history."""
+    return {event["type"] for event in states.get_execution_history(executionArn=arn)["events"]}
 
 
 def spoil(state: Path, bucket: str, table: str) -> None:

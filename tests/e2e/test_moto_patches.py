@@ -74,9 +74,9 @@ def test_hours_of_waiting_pass_in_no_time(answers):
     assert answers["scale_waits"]["without"] == "RUNNING"
 
 
-def test_tasks_share_a_client_per_service(answers):
-    assert answers["reuse_clients"]["with"] is True
-    assert answers["reuse_clients"]["without"] is False
+def test_tasks_share_a_client_per_service_and_session(answers):
+    assert answers["reuse_clients"]["with"] == [True, False]
+    assert answers["reuse_clients"]["without"] == [False, False]
 
 
 def test_a_definition_is_parsed_once_for_all_its_executions(answers):

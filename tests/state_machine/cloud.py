@@ -121,6 +121,7 @@ class Cloud:
 
     def stop(self) -> None:
         moto_patches.hooks.execution_changed.clear()  # Executions keep this very list.
+        _end_executions()
         moto_patches.hooks.clear()
         wire.connect_as_before()
         _use_metrics(self._metrics)
@@ -133,11 +134,7 @@ class Cloud:
     def fresh(self) -> None:
         """Empty everything; executions of earlier tests are stopped."""
         moto_patches.hooks.execution_changed.clear()  # Executions keep this very list.
-        for machine in self.states.list_state_machines()["stateMachines"]:
-            arn = machine["stateMachineArn"]
-            running = self.states.list_executions(stateMachineArn=arn, statusFilter="RUNNING")
-            for execution in running["executions"]:
-                self.states.stop_execution(executionArn=execution["executionArn"])
+        _end_executions()
         wire.post(self._app, f"{URL}/moto-api/reset")
         self.sagemaker.__init__()  # type: ignore[misc]
         self.sagemaker.on_job = self._tell_job
@@ -521,6 +518,10 @@ def _use_metrics(metrics: Any) -> Any:
     before = observability.metrics
     observability.metrics = _entry.metrics = metrics
     return before
+
+
+def _end_executions() -> None:
+    assert moto_patches.end_executions(60), "an execution goes on, and would into the next test"
 
 
 def _forget_clients() -> None:

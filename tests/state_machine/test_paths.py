@@ -335,14 +335,10 @@ def test_a_job_that_completed_without_a_whole_model_is_a_failure(cloud: Cloud) -
 def test_a_job_name_of_another_owner_fails_loudly(cloud: Cloud) -> None:
     run_id = cloud.submit(run_spec())
     name = f"{run_id}-0-a001"
-    cloud.sagemaker.job(name)
+    cloud.train(name)
+    with cloud.sagemaker.lock:  # Somebody else takes the next name.
+        cloud.sagemaker.jobs[f"{run_id}-0-a002"] = {**cloud.sagemaker.jobs[name], "Tags": []}
     cloud.sagemaker.move(name, "Failed", "Failed", "InternalServerError")
-    # Somebody else takes the next name while the hub pauses.
-    with cloud.sagemaker.lock:
-        cloud.sagemaker.jobs[f"{run_id}-0-a002"] = {
-            **cloud.sagemaker.jobs[name], "Tags": [], "TrainingJobStatus": "InProgress",
-            "SecondaryStatus": "Training",
-        }  # fmt: skip
     folder = cloud.wait(run_id)
     assert folder.run.error == "UserFailure"
     assert "another owner" in (folder.run.cause or "")
