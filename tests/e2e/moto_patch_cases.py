@@ -179,7 +179,9 @@ def announce_executions() -> Any:
     seen: list[str] = []
     moto_patches.hooks.execution_changed = [lambda execution: seen.append(execution.status)]
     result(start(PASS))
-    time.sleep(0.2)
+    deadline = time.monotonic() + 3  # the end is told a moment after it can be read
+    while len(seen) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     return seen
 
 

@@ -629,11 +629,22 @@ def test_a_column_that_cannot_be_sent_fails_by_name(bench: Bench) -> None:
 
 
 def test_closing_during_a_batch_ends_it_with_failures(bench: Bench) -> None:
-    source = bench.source("import time\ndef reward(completions):\n    time.sleep(600)")
+    sleeper = bench.folder / "sleeper.py"
+    sleeper.write_text("import time\ntime.sleep(600)")
+    source = bench.source(
+        f"""
+        import subprocess, sys
+        def reward(completions):
+            subprocess.run([sys.executable, {str(sleeper)!r}])
+        """
+    )
     found: list[Scores] = []
     thread = threading.Thread(target=lambda: found.append(score(source, "a")))
     thread.start()
-    time.sleep(0.3)
+    deadline = time.monotonic() + 60
+    while not any("sleeper" in line for line in running_below(bench.folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     source.close()
     thread.join(timeout=30)
     assert found[0].failures[0].kind is FailureKind.CRASH
