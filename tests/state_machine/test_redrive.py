@@ -37,7 +37,7 @@ def test_a_run_cancelled_at_any_task_leaves_nothing_and_can_be_redriven(
         release()
     _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.CANCELLED, end=True)
     assert cloud.wait_execution(run_id) == "ABORTED"
-    _until(cloud, lambda: not cloud.sagemaker.endpoints)
+    _go_on(cloud, run_id, lambda: _without_endpoint(cloud), end=True)
     assert not _living(cloud)
     # A model or configuration that no endpoint ever had costs nothing, and is adopted by what
     # comes next; one that an endpoint had goes with it.
@@ -116,12 +116,9 @@ def _go_on(cloud: Cloud, run_id: str, until: Callable[[], bool], *, end: bool = 
     cloud.sagemaker.until(step, "what was waited for")
 
 
-def _until(cloud: Cloud, condition: Callable[[], bool]) -> None:
-    for _ in range(5):
-        if condition():
-            return
-        cloud.reconcile()
-    raise AssertionError("it does not come, whatever the reconciler does")
+def _without_endpoint(cloud: Cloud) -> bool:
+    cloud.reconcile()
+    return not cloud.sagemaker.endpoints
 
 
 def _living(cloud: Cloud) -> list[str]:
