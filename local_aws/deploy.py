@@ -5,9 +5,11 @@ cloud itself (HTTP API, schedules, S3's EventBridge switch); the rest changes no
 `Deployment.skipped` says which.
 """
 
+import functools
 import io
 import json
 import re
+import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -210,6 +212,10 @@ class Deployer:
     ) -> None:
         api = self.site.client("lambda")
         retries, failures = self._invoke_configs(resources, names, resolved)
+        views = self.site.state_dir / "code"
+        shutil.rmtree(views, ignore_errors=True)  # of an earlier deployment
+        views.mkdir(parents=True, exist_ok=True)
+        own = functools.cache(functools.partial(own_code, views=views))
         for logical, resource in resources.items():
             if resource["Type"] != "AWS::Lambda::Function":
                 continue
@@ -222,13 +228,12 @@ class Deployer:
                 for layer in properties.get("Layers", ())
                 if isinstance(layer, dict) and layer.get("Ref") in resources
             ]
-            cache = self.site.state_dir / "code"
             self.lambdas.add(
                 FunctionConfig(
                     name=name,
                     handler=properties["Handler"],
-                    code=own_code(assembly.files[properties["Code"]["S3Key"]], cache),
-                    layers=tuple(own_code(assembly.files[key] / "python", cache) for key in layers),
+                    code=own(assembly.files[properties["Code"]["S3Key"]]),
+                    layers=tuple(own(assembly.files[key] / "python") for key in layers),
                     environment=seen.get("Environment", {}).get("Variables", {}),
                     timeout_seconds=float(properties.get("Timeout", 3)),
                     memory_mb=int(properties.get("MemorySize", 128)),

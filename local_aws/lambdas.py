@@ -93,24 +93,30 @@ class _Worker:
         self._current: _Invocation | None = None
         self._tail: deque[str] = deque(maxlen=50)
         self._process: subprocess.Popen[bytes] | None = None
+        self._life = threading.Lock()
 
     def invoke(self, invocation: _Invocation) -> Result:
         """Run one invocation to its end: an answer, a timeout, or the death of the process."""
-        if self._process is None or self._process.poll() is not None:
-            self._start()
+        with self._life:
+            # Whoever stops the cloud kills the workers after this is set: none starts after that.
+            if self._site.stopping.is_set():
+                return _stopping()
+            if self._process is None or self._process.poll() is not None:
+                self._start()
         self._current = invocation
         self._mailbox.put(invocation)
         asked_at = time.monotonic()
         while not invocation.done.wait(_WATCH_SECONDS):
             if self._site.stopping.is_set():
-                return _failure("Runtime.ExitError", "The embedded cloud is stopping.")
+                return _stopping()
             started = invocation.started_at
             limit = self._config.timeout_seconds if started else INIT_SECONDS
             if time.monotonic() - (started or asked_at) > limit:
                 self.kill()
                 return _timed_out(invocation, limit)
-            if self._process is not None and self._process.poll() is not None:
-                return self._died(invocation)
+            process = self._process  # None as soon as another thread has killed it
+            if process is not None and process.poll() is not None:
+                return self._died(invocation, process.returncode)
         assert invocation.result is not None
         return invocation.result
 
@@ -127,13 +133,14 @@ class _Worker:
 
     def kill(self) -> None:
         """End the process at once."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        # The request thread that waits for the dead process's next invocation must not take a later
-        # one.
-        self._mailbox = queue.SimpleQueue()
+        with self._life:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                self._process = None
+            # The request thread that waits for the dead process's next invocation must not take a
+            # later one.
+            self._mailbox = queue.SimpleQueue()
 
     def _start(self) -> None:
         self._mailbox = queue.SimpleQueue()
@@ -173,9 +180,7 @@ class _Worker:
         group = f"/aws/lambda/{config.name}"
         self._logs.follow(self._process.stdout, group, stream, on_line=self._tail.append)
 
-    def _died(self, invocation: _Invocation) -> Result:
-        assert self._process is not None
-        status = self._process.returncode
+    def _died(self, invocation: _Invocation, status: int) -> Result:
         time.sleep(_WATCH_SECONDS)  # the last lines are still on their way through the pipe
         # The runtime client logs "[ERROR] <type>: <message>" before it exits on a failed import.
         for line in reversed(self._tail):
@@ -253,7 +258,7 @@ class Lambdas:
     def stop(self) -> None:
         """End every worker process."""
         for function in self._functions.values():
-            for worker in function.workers.values():
+            for worker in list(function.workers.values()):
                 worker.kill()
 
     def api(self, request: Request) -> Response:
@@ -350,6 +355,10 @@ class Lambdas:
 
     def _arn(self, name: str) -> str:
         return self._site.arn("lambda", f"function:{name}")
+
+
+def _stopping() -> Result:
+    return _failure("Runtime.ExitError", "The embedded cloud is stopping.")
 
 
 def _failure(kind: str, message: str) -> Result:

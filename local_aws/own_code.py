@@ -6,21 +6,18 @@ without what its wheels brought.
 """
 
 import csv
-import hashlib
-import shutil
+import tempfile
 from pathlib import Path
 
 
-def own_code(bundle: Path, cache: Path) -> Path:
-    """A folder of links to what in `bundle` no installed distribution owns; `bundle` itself when
-    nothing is.
+def own_code(bundle: Path, views: Path) -> Path:
+    """A new folder in `views` of links to what in `bundle` no installed distribution owns; `bundle`
+    itself when nothing is.
     """
     foreign = _owned_by_wheels(bundle)
     if not foreign:
         return bundle
-    view = cache / hashlib.sha256(str(bundle).encode()).hexdigest()[:16]
-    shutil.rmtree(view, ignore_errors=True)
-    view.mkdir(parents=True)
+    view = Path(tempfile.mkdtemp(prefix=f"{bundle.name}-", dir=views))
     for entry in bundle.iterdir():
         if entry.name not in foreign:
             (view / entry.name).symlink_to(entry)

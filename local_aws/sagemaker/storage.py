@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import stat
 import tarfile
 import threading
@@ -143,11 +144,13 @@ class CheckpointMirror:
         self._seen = present
 
     def _files(self) -> Iterator[tuple[Path, tuple[int, int]]]:
-        for file in self._folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                status = file.stat()
-                if stat.S_ISREG(status.st_mode):
-                    yield file, (status.st_mtime_ns, status.st_size)
+        # Folders vanish while they are walked: os.walk passes over those, Path.rglob raises.
+        for folder, _, names in os.walk(self._folder):
+            for file in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    status = file.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield file, (status.st_mtime_ns, status.st_size)
 
     def _key(self, prefix: str, file: Path) -> str:
         return f"{prefix.rstrip('/')}/{file.relative_to(self._folder).as_posix()}"

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 from moto.stepfunctions.parser.utils import TMP_THREADS
 
 from contracts.events import parse_event
+from local_aws.lambdas import _Worker
 from local_aws.running import NotRunningError, Running
 from local_aws.server import LocalCloud, PortTakenError
 from local_aws.state import LOST
@@ -140,6 +142,37 @@ def test_no_execution_outlives_its_cloud(assembly, tmp_path):
         threads = list(TMP_THREADS)
         assert sum(thread.is_alive() for thread in threads) > len(started)
     assert not [thread for thread in threads if thread.is_alive()]
+
+
+def test_a_worker_that_starts_as_the_cloud_stops_does_not_outlive_it(
+    assembly, tmp_path, monkeypatch
+):
+    begun, go, started = threading.Event(), threading.Event(), []
+    start = _Worker._start
+
+    def late(worker):
+        begun.set()
+        go.wait(30)
+        start(worker)
+        started.append(worker._process)
+
+    monkeypatch.setattr(_Worker, "_start", late)
+    cloud = LocalCloud(assembly, tmp_path)
+    cloud.start()
+    asking = threading.Thread(target=cloud.lambdas.invoke, args=(cloud.resources["Slow"], b"{}"))
+    asking.start()
+    assert begun.wait(30)
+    stopping = threading.Thread(target=cloud.stop)
+    stopping.start()
+    stopping.join(2)  # long enough to kill the workers that there are
+    go.set()
+    asking.join(30)
+    stopping.join(30)
+    [process] = started
+    try:
+        assert process.wait(1) == -signal.SIGKILL
+    finally:
+        process.kill()
 
 
 def events_of(states, arn: str) -> set[str]:

@@ -308,6 +308,22 @@ def test_what_a_failed_save_left_is_removed_after_the_next_but_one(tmp_path: Pat
     assert saved(tmp_path) == [2, 3]
 
 
+def test_a_step_may_vanish_between_its_listing_and_its_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uploader, a process of its own, removes what it has uploaded."""
+    spool = Spool(tmp_path, 1)
+    spool.folder(1).mkdir()
+    spool.finish(1, 0, {})
+    listed = spool._folders()
+    assert spool.backlog() == len(listed) == 1
+    spool.remove(1)
+    monkeypatch.setattr(spool, "_folders", lambda: listed)
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)  # glob's first look, a moment ago
+    assert spool.backlog() == 0
+    spool.drop_unfinished(before=2)
+
+
 def test_the_numbers_of_a_save_are_metrics(tmp_path: Path) -> None:
     state = state_of(Policy())
     keeper = checkpointer(tmp_path)

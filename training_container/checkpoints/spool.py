@@ -91,7 +91,7 @@ class Spool:
     def remove(self, step: int) -> None:
         """Forget a step: markers first, so that a half-removed one is never taken for finished."""
         folder = self.folder(step)
-        for marker in folder.glob("done-*"):
+        for marker in _markers(folder):
             marker.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -113,10 +113,18 @@ class Spool:
         write_atomically(self.root / "status.json", json.dumps(asdict(status)).encode())
 
     def _is_finished(self, folder: Path) -> bool:
-        return len(list(folder.glob("done-*"))) >= self.local_ranks
+        return len(_markers(folder)) >= self.local_ranks
 
     def _folders(self) -> list[Path]:
         return sorted(self.root.glob("step-????????"))
+
+
+def _markers(folder: Path) -> list[Path]:
+    """Of the ranks that have finished a step; none when the other side has removed it meanwhile."""
+    try:
+        return list(folder.glob("done-*"))
+    except FileNotFoundError:  # Path.glob raises it before Python 3.13.
+        return []
 
 
 def _step(folder: Path) -> int:
