@@ -48,6 +48,16 @@ base = os.environ["SAGEMAKER_BASE_DIR"]
 config = lambda name: json.load(open(f"{base}/input/config/{name}.json"))
 hp, resources = config("hyperparameters"), config("resourceconfig")
 rank = resources["hosts"].index(resources["current_host"])
+
+def on_term(*_):
+    print("SIGTERM")
+    with open(f"{base}/model/saved-on-term", "w") as f:
+        f.write("1")
+    if hp.get("ignore_term") != "1":
+        sys.exit(int(hp.get("term_code", "0")))
+
+signal.signal(signal.SIGTERM, on_term)
+
 print("argv", *sys.argv[1:], "rank", rank, "job", os.environ["TRAINING_JOB_NAME"])
 print("addresses", *[socket.gethostbyname(h) for h in resources["hosts"]])
 token = urllib.request.Request(os.environ["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
@@ -67,19 +77,12 @@ print("incarnation", os.path.getsize(started))
 if "loss" in hp:
     print("loading: 0%\\rloading: 100%")
     print(f"loss={hp['loss']};")
-
-def on_term(*_):
-    print("SIGTERM")
-    with open(f"{base}/model/saved-on-term", "w") as f:
-        f.write("1")
-    if hp.get("ignore_term") != "1":
-        sys.exit(int(hp.get("term_code", "0")))
-
-signal.signal(signal.SIGTERM, on_term)
 if hp.get("daemon"):  # leaves the session, as `ray start` does
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                      start_new_session=True)
 if hp.get("fail_rank") == str(rank):
+    while not os.path.exists(f"{base}/../algo-1/checkpoints/incarnations"):
+        time.sleep(0.05)  # from then on the first host hears SIGTERM
     with open(f"{base}/output/failure", "w") as f:
         f.write(hp.get("failure", ""))
     sys.exit(int(hp.get("code", "1")))
