@@ -352,6 +352,8 @@ class RewardView(ApiView):
 
     name: str
     summary: str
+    parameters: dict[str, Any] = {}
+    """JSON Schema of its parameters."""
 
 
 class RewardCatalogue(ApiView):

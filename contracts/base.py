@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from typing import Annotated
 
-__all__ = ["Strict", "Tolerant"]
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+__all__ = ["Pattern", "Strict", "Tolerant"]
+
+
+def _compiles(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A Python regular expression."""
 
 
 class Strict(BaseModel):

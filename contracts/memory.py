@@ -122,9 +122,11 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
     ranks = machine.ranks * rung.count
     width = 4 if stage.precision == "float32" or not machine.gpus else 2
     trained = _trained(shape, stage)
+    base = width * shape.parameters if stage.lora else 0.0  # frozen: needs no master copy
     frozen_copy = isinstance(stage, GrpoStage) and stage.grpo.kl is not None and not stage.lora
     parts = {
-        "master weights": _MASTER * shape.parameters / ranks,
+        "frozen base": base / ranks,
+        "master weights": _MASTER * trained / ranks,
         "gradients and optimizer": (_GRADIENT + _ADAM) * trained / ranks,
         "reference model": width * shape.parameters / ranks if frozen_copy else 0.0,
         "gathered layers": 2 * width * shape.parameters / max(1, shape.layers),

@@ -20,4 +20,4 @@ REWARD_SUMMARIES: dict[str, str] = {
     "grid_navigation": "How far a list of moves leads from the start to the goal of a grid.",
     "score_side": "Agreement of a judge's side or score with the reference.",
 }
-"""A test holds the keys against `spec_checks.BUILT_IN_REWARDS`."""
+"""A test holds the keys against `built_in_rewards.BUILT_IN_PARAMETERS`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from contracts.base import Strict
+from contracts.base import Pattern, Strict
 
 __all__ = [
     "EndpointSpec",
@@ -85,7 +86,7 @@ class JudgeParserSpec(Strict):
     """Lowest legal score, mapped to 0."""
     maximum: float = 1.0
     """Highest legal score, mapped to 1."""
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """For `regex`: one capture group holding the number."""
     field: str | None = None
     """For `json`: the key holding the number."""
@@ -96,6 +97,8 @@ class JudgeParserSpec(Strict):
             raise ValueError("`maximum` must be above `minimum`")
         if (self.kind == "regex") != (self.pattern is not None):
             raise ValueError("`pattern` goes with kind `regex`, and only with it")
+        if self.pattern is not None and not re.compile(self.pattern).groups:
+            raise ValueError("`pattern` needs a group around the number")
         if (self.kind == "json") != (self.field is not None):
             raise ValueError("`field` goes with kind `json`, and only with it")
         return self

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from contracts.problems import Problem, nearest
+from contracts.built_in_rewards import checked_parameters
+from contracts.problems import InvalidInputError, Problem, nearest
 from contracts.rewards import RewardSpec
 from contracts.stages import ADVANTAGE_SCALES, LOSS_FIELDS, GrpoSettings, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
 
-__all__ = ["BUILT_IN_REWARDS", "cross_field_problems", "reward_problems", "template_variables"]
-
-BUILT_IN_REWARDS: tuple[str, ...] = (
-    "think_answer_format",
-    "boxed_math",
-    "open_math",
-    "exact_match",
-    "choice",
-    "regex",
-    "json_schema",
-    "numeric_tolerance",
-    "length",
-    "soft_overlong",
-    "cosine_length",
-    "repetition",
-    "grid_navigation",
-    "score_side",
-)
-"""Names of the built-in rewards; a test holds the trainer's registry against this tuple."""
+__all__ = ["cross_field_problems", "reward_problems", "template_variables"]
 
 _TEMPLATE_NAME = re.compile(r"\{\{-?\s*([A-Za-z_][A-Za-z0-9_]*)")
 AnyStage = SftStage | GrpoStage
@@ -180,7 +164,7 @@ def reward_problems(sources: Sequence[RewardSpec], path: str) -> Iterator[Proble
                 "Give each reward source its own name.",
             )
         if source.function is not None and source.file is None:
-            yield from _built_in(source.function, f"{where}.function")
+            yield from _built_in(source.function, source.parameters, where)
         other = source.judge.combine_with if source.judge else None
         if other is not None and (other not in names or other == source.name):
             yield Problem(
@@ -198,11 +182,12 @@ def reward_problems(sources: Sequence[RewardSpec], path: str) -> Iterator[Proble
         )
 
 
-def _built_in(function: str, where: str) -> Iterator[Problem]:
-    if function not in BUILT_IN_REWARDS:
-        guess = nearest(function, BUILT_IN_REWARDS)
-        fix = f"Did you mean `{guess}`?" if guess else f"Built in: {', '.join(BUILT_IN_REWARDS)}."
-        yield Problem(where, function, "is not a built-in reward", fix)
+def _built_in(function: str, parameters: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    try:
+        checked_parameters(function, parameters)
+    except InvalidInputError as error:
+        for problem in error.problems:
+            yield replace(problem, path=f"{where}.{problem.path}")
 
 
 def _grpo(stage: GrpoStage, path: str) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from contracts.base import Strict
+from contracts.base import Pattern, Strict
 from contracts.rewards import RewardSpec
 
 __all__ = [
@@ -149,9 +149,9 @@ class LoraSpec(Strict):
     """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapter's input."""
-    target_modules: str | tuple[str, ...] = "all-linear"
+    target_modules: Pattern | tuple[str, ...] = "all-linear"
     """Module names, a regular expression, or `all-linear`."""
-    exclude_modules: str | None = None
+    exclude_modules: Pattern | None = None
     """Regular expression of module names left alone, such as `.*visual.*`."""
     export_adapter: bool = False
     """Export the adapter beside the merged weights."""
@@ -308,7 +308,8 @@ class StageBase(Strict):
     micro_batch_tokens: Positive = 16384
     """Tokens of one forward and backward pass on one rank; memory, never mathematics."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type; `auto`: bfloat16 on GPU, float32 on CPU. Master weights are float32."""
+    """Compute type; `auto`: bfloat16 on GPU, float32 on CPU. Weights that are trained are kept in
+    float32, the frozen ones under an adapter in the compute type."""
     max_steps: Positive | None = None
     """Optimizer-visible steps of the stage, counted from 1."""
     epochs: Positive | None = None

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from contracts.built_in_rewards import BUILT_IN_PARAMETERS
+from contracts.reward_catalogue import REWARD_SUMMARIES
 from contracts.run_spec import run_schema
 
 DOCS = Path(__file__).parent
@@ -28,6 +30,11 @@ A run file is one YAML document. Unknown keys are errors, and one report names a
 `# yaml-language-server: $schema=<path>/docs/run.schema.json` on its first line. Rules across fields
 (batch sizes that divide, names that must exist, limits of time) are in `contracts/spec_checks.py`.
 """
+BUILT_INS = """\
+## Built-in rewards
+
+What `parameters` of a source may hold whose `function` is one of these and that names no `file`.
+"""
 
 
 def reference(schema: Mapping[str, Any]) -> str:
@@ -37,7 +44,14 @@ def reference(schema: Mapping[str, Any]) -> str:
     _collect(schema, definitions, order)
     sections = [INTRODUCTION, "\n".join(_section("The run", schema, definitions))]
     sections += ["\n".join(_section(name, definitions[name], definitions)) for name in order]
+    sections += [BUILT_INS, *map("\n".join, _built_ins())]
     return "\n".join(sections)
+
+
+def _built_ins() -> Iterator[Iterator[str]]:
+    for name, model in BUILT_IN_PARAMETERS.items():
+        schema = {**model.model_json_schema(), "description": REWARD_SUMMARIES[name]}
+        yield _section(f"`{name}`", schema, schema.get("$defs", {}), level=3)
 
 
 def _collect(node: Mapping[str, Any], definitions: Mapping[str, Any], order: list[str]) -> None:
@@ -60,8 +74,10 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def _section(title: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
-    yield f"## {title}\n"
+def _section(
+    title: str, node: Mapping[str, Any], definitions: Mapping[str, Any], *, level: int = 2
+) -> Iterator[str]:
+    yield f"{'#' * level} {title}\n"
     if node.get("description"):
         yield f"{_cell(node['description'])}\n"
     yield "| key | type | default | meaning |"

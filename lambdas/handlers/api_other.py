@@ -16,6 +16,7 @@ from contracts.api import (
     RewardCatalogue,
     RewardView,
 )
+from contracts.built_in_rewards import BUILT_IN_PARAMETERS
 from contracts.layout import recipe_file_key, recipe_files_prefix, recipe_key
 from contracts.reward_catalogue import REWARD_SUMMARIES
 from contracts.reward_trial import RewardTestRequest, RewardTestView
@@ -32,7 +33,10 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 @router.get("/rewards", tags=["rewards"], summary="Built-in rewards")
 def list_rewards() -> RewardCatalogue:
-    rewards = [RewardView(name=name, summary=text) for name, text in REWARD_SUMMARIES.items()]
+    rewards = [
+        RewardView(name=name, summary=REWARD_SUMMARIES[name], parameters=model.model_json_schema())
+        for name, model in BUILT_IN_PARAMETERS.items()
+    ]
     return RewardCatalogue(rewards=rewards)
 
 

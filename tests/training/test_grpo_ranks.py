@@ -79,6 +79,7 @@ def two_ranks(root: str, base: str) -> None:
     rows["lora"] = train(folder / "lora", model, world, **LORA)
     rows["equal"] = train(folder / "equal", model, world, **EQUAL)
     rows["halved"] = train(folder / "halved", model, world, **HALVED)
+    rows["halved_lora"] = train(folder / "halved-lora", model, world, **HALVED, **LORA)
     (folder / f"rows-{world.rank}.json").write_text(json.dumps(rows))
     world.close()
 
@@ -135,6 +136,7 @@ def test_ranks_change_nothing_and_resume_is_exact(tmp_path: Path) -> None:
 
     # Half precision rounds both alike, or the penalty would be for rounding.
     assert rows["halved"]["1"]["kl/k3"] == 0.0
+    assert rows["halved_lora"]["1"]["kl/k3"] == 0.0
 
     equal = train(tmp_path / "equal-one", base, world, **EQUAL)
     assert any(0 < row.get("advantage/zero_variance_fraction", 0) < 1 for row in equal.values())

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import GraniteConfig, GraniteForCausalLM
 
+from contracts.failures import ExitCode
 from contracts.stages import GrpoStage, LoraSpec
 from tests.training import tiny
 from training_container.engine import scorer as scorer_module
@@ -17,6 +19,7 @@ from training_container.engine.errors import NonFiniteError
 from training_container.engine.lora import adapter_off
 from training_container.engine.policy import Policy
 from training_container.engine.reference import AdapterReference
+from training_container.failure import StageError
 
 CPU = torch.device("cpu")
 
@@ -190,12 +193,68 @@ def test_merged_weights_compute_what_the_adapter_computes_and_leave_the_base_alo
         assert name not in base or torch.equal(base[name], value)
 
 
+def test_a_frozen_base_is_kept_in_the_type_it_computes_in() -> None:
+    """Half the memory on GPUs; what is trained stays float32, or small updates would be lost."""
+    policy = policy_of(lora={"rank": 4, "alpha": 8}, precision="bfloat16")
+    sequences = sequences_of(*LENGTHS)
+    types = {p.requires_grad: p.dtype for p in policy.model.parameters()}
+    assert types == {True: torch.float32, False: torch.bfloat16}
+    rotary = [b.dtype for n, b in policy.model.named_buffers() if "inv_freq" in n]
+    assert set(rotary) == {torch.float32}
+    exact = policy_of().log_probs(sequences)
+    for index, found in policy.log_probs(sequences).items():
+        torch.testing.assert_close(found, exact[index], atol=0.05, rtol=0)
+    policy.backward(sequences, lambda _micro, logp, _entropy: -logp.sum() / 10)
+    policy.update(1e-6, 1.0)
+    merged = dict(policy.full_weights())
+    assert not any("lora" in name for name in merged)
+
+
 def test_lora_targets_can_be_named_and_excluded() -> None:
     torch.set_num_threads(1)
     policy = policy_of(lora=LoraSpec(rank=2, exclude_modules=".*mlp.*").model_dump())
     names = [name for name, p in policy.model.named_parameters() if p.requires_grad]
     assert names
     assert not any("mlp" in name or "lm_head" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"target_modules": ["q_prj"]}, "not found"),
+        ({"target_modules": ["input_layernorm"]}, "not supported"),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens is no linear layer"),
+        ({"target_modules": ["lm_head"]}, "lm_head shares its weights"),
+        ({"exclude_modules": ".*"}, "excluded"),
+    ],
+    ids=["misspelt", "norm", "embeddings", "tied head", "all excluded"],
+)
+def test_layers_that_take_no_adapter_are_refused_before_training(
+    settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(StageError, match=reason) as caught:
+        policy_of(lora={"rank": 2, **settings})
+    assert caught.value.code is ExitCode.BAD_INPUT
+    assert "lora.target_modules" in str(caught.value)
+
+
+def test_an_untied_head_takes_an_adapter() -> None:
+    policy = policy_of(tied=False, lora={"rank": 2, "target_modules": ["lm_head"]})
+    policy.backward(sequences_of(*LENGTHS), lambda _micro, logp, _entropy: -logp.sum() / 10)
+    before = policy.model.lm_head.base_layer.weight.clone()
+    policy.update(1e-2, 1.0)
+    assert not torch.equal(dict(policy.full_weights())["lm_head.weight"], before)
+
+
+def test_a_model_whose_logits_are_more_than_its_head_is_refused() -> None:
+    """Granite divides its logits: trained as they are, it would learn other probabilities."""
+    config = GraniteConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, logits_scaling=0.1,
+    )  # fmt: skip
+    with pytest.raises(StageError, match="GraniteForCausalLM computes logits") as caught:
+        Policy(GraniteForCausalLM(config), stage_of(), single_process())
+    assert caught.value.code is ExitCode.BAD_INPUT
 
 
 @given(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contracts.spec_checks import BUILT_IN_REWARDS
+from contracts.built_in_rewards import BUILT_IN_PARAMETERS
 from training_container.rewards.interface import GroundTruthError, RewardConfigError, Sample
 from training_container.rewards.registry import built_in, built_ins, catalogue
 
@@ -274,7 +274,11 @@ def test_score_side(completion: str, compare: str, wanted: float) -> None:
 
 def test_the_catalogue_describes_every_built_in_the_run_file_knows() -> None:
     entries = json.loads(json.dumps(catalogue()))
-    assert tuple(entry["name"] for entry in entries) == BUILT_IN_REWARDS == tuple(built_ins())
+    assert (
+        tuple(entry["name"] for entry in entries)
+        == tuple(BUILT_IN_PARAMETERS)
+        == tuple(built_ins())
+    )
     assert all(entry["description"] for entry in entries)
     by_name = {entry["name"]: entry["parameters"] for entry in entries}
     assert by_name["soft_overlong"]["required"] == ["max_length", "cache"]
@@ -285,7 +289,7 @@ def test_a_misspelt_name_or_parameter_is_an_error_that_names_the_right_one() -> 
     """The first seed's platform silently chose another reward."""
     with pytest.raises(RewardConfigError, match="did you mean 'soft_overlong'"):
         built_in("soft_overlog")
-    with pytest.raises(RewardConfigError, match="did you mean 'max_length'"):
+    with pytest.raises(RewardConfigError, match="Did you mean `max_length`"):
         built_in("soft_overlong").bind({"maxlength": 10, "cache": 5})
     with pytest.raises(RewardConfigError, match="cache"):
         built_in("soft_overlong").bind({"max_length": 10})

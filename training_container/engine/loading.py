@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from training_container.engine.distributed import World
 from training_container.engine.errors import DataError
 
-__all__ = ["cast_weights", "deal_weights", "empty_model", "empty_twin", "load_model"]
+__all__ = ["cast_frozen", "cast_weights", "deal_weights", "empty_model", "empty_twin", "load_model"]
 
 _FAULTS = (OSError, ValueError, KeyError)
 
@@ -78,6 +78,13 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
+
+
+def cast_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """As `cast_weights`, of the weights that are not trained; the others stay float32."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _untouched(model: PreTrainedModel) -> PreTrainedModel:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from contracts.failures import ExitCode
 from contracts.stages import LoraSpec
+from training_container.failure import StageError
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -50,23 +52,50 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 def add_adapter(model: PreTrainedModel, spec: LoraSpec) -> None:
-    """Freeze the model and put trainable low-rank factors beside its layers (B starts at 0)."""
+    """Freeze the model and put trainable low-rank factors beside its layers (B starts at 0).
+
+    Raises:
+        StageError: BAD_INPUT, when the settings name no layer, or one that takes no adapter here.
+    """
     from peft import inject_adapter_in_model
 
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    inject_adapter_in_model(lora_config(spec), model, adapter_name=ADAPTER)
+    try:
+        inject_adapter_in_model(lora_config(spec), model, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise _no_adapter(spec, str(error)) from error
+    embeddings = model.get_input_embeddings().weight
+    for name, layer in _lora_layers(model).items():
+        if ADAPTER not in layer.lora_A:
+            raise _no_adapter(spec, f"{name} is no linear layer")
+        if layer.weight is embeddings:
+            raise _no_adapter(spec, f"{name} shares its weights with the input embeddings")
+
+
+def _no_adapter(spec: LoraSpec, reason: str) -> StageError:
+    return StageError(
+        ExitCode.BAD_INPUT,
+        f"lora.target_modules {spec.target_modules!r}, exclude_modules {spec.exclude_modules!r}: "
+        f"{reason}",
+    )
 
 
 class adapter_off:  # noqa: N801 - reads as a statement: `with adapter_off(model):`
     """The model as it was before the adapter, for the reference policy."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.layers = list(_lora_layers(model).values())
 
     def __enter__(self) -> None:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
         for layer in self.layers:
             layer.enable_adapters(enabled=False)
+        # peft freezes the factors too. FSDP2 asks in its first forward pass which weights have
+        # gradients, and would never again reduce and keep them in float32.
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
     def __exit__(self, *_: object) -> None:
         for layer in self.layers:

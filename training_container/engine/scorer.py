@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from contracts.failures import ExitCode
+from training_container.failure import StageError
+
 __all__ = ["LogProbScorer"]
 
 _CHUNK_LOGITS = 1 << 25
@@ -60,8 +63,9 @@ class LogProbScorer(nn.Module):
         """Compare with the model's own forward on a short text.
 
         Raises:
-            ValueError: for an architecture whose logits are more than its output layer (a scale, an
-                offset) and that would therefore be trained on other probabilities than its own.
+            StageError: BAD_INPUT, for an architecture whose logits are more than its output layer
+                (a scale, an offset) and that would therefore be trained on other probabilities
+                than its own.
         """
         device = next(self.parameters()).device
         ids = torch.arange(1, 6, device=device).unsqueeze(0)
@@ -69,9 +73,10 @@ class LogProbScorer(nn.Module):
         expected_N = logits_1_L_V[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
         measured_N, _ = self(ids, torch.arange(4, device=device), ids[0, 1:])
         if not torch.allclose(expected_N, measured_N, atol=1e-2, rtol=1e-3):
-            raise ValueError(
+            raise StageError(
+                ExitCode.BAD_INPUT,
                 f"architecture {type(self.model).__name__} computes logits in a way this engine "
-                f"does not know (log-probs {measured_N.tolist()}, model {expected_N.tolist()})"
+                f"does not know (log-probs {measured_N.tolist()}, model {expected_N.tolist()})",
             )
 
 

@@ -41,6 +41,15 @@ def test_state_is_dealt_over_all_ranks_and_a_host_loads_one_copy() -> None:
     }
 
 
+def test_under_an_adapter_the_base_needs_no_master_copy() -> None:
+    rung = Rung(instance_type="ml.g6e.12xlarge")
+    parts = estimate(QWEN_7B, stage(**BY_TRANSFORMERS), rung).parts
+    assert parts["frozen base"] == pytest.approx(2 * QWEN_7B.parameters / 4 / GIB)
+    assert parts["master weights"] < 0.01 * parts["frozen base"] * 4
+    whole = estimate(QWEN_7B, stage(**BY_TRANSFORMERS, precision="float32"), rung).parts
+    assert whole["frozen base"] == 2 * parts["frozen base"]
+
+
 @pytest.mark.parametrize(
     ("shape", "instance_type", "changes", "fits"),
     [

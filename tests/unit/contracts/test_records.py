@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from contracts.attempt import AttemptConfig, CheckpointRef, WeightsFrom
+from contracts.built_in_rewards import BUILT_IN_PARAMETERS
 from contracts.control import Control
 from contracts.failures import EXIT_MEANINGS, ExitCode, Failure, parse_failure
 from contracts.instances import INSTANCES, instance
@@ -22,7 +23,6 @@ from contracts.metrics import (
 from contracts.model_manifest import ManifestFile, ModelManifest
 from contracts.problems import InvalidInputError, nearest
 from contracts.reward_catalogue import REWARD_SUMMARIES
-from contracts.spec_checks import BUILT_IN_REWARDS
 from contracts.states import Outcome
 
 CONFIG = AttemptConfig(
@@ -160,7 +160,7 @@ def test_the_nearest_name_is_suggested_only_when_it_is_near() -> None:
 
 
 def test_every_built_in_reward_has_its_line_in_the_catalogue() -> None:
-    assert set(REWARD_SUMMARIES) == set(BUILT_IN_REWARDS)
+    assert set(REWARD_SUMMARIES) == set(BUILT_IN_PARAMETERS)
     assert all(summary.endswith(".") for summary in REWARD_SUMMARIES.values())
 
 

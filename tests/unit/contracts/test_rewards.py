@@ -84,6 +84,8 @@ def test_a_judge_combines_with_a_named_source_or_not_at_all(fields: dict[str, An
         ({"minimum": 1.0}, "must be above"),
         ({"kind": "regex"}, "`pattern` goes with kind `regex`"),
         ({"pattern": "x"}, "`pattern` goes with kind `regex`"),
+        ({"kind": "regex", "pattern": "(x"}, "is no regular expression"),
+        ({"kind": "regex", "pattern": "x"}, "needs a group around the number"),
         ({"kind": "json"}, "`field` goes with kind `json`"),
         ({"field": "x"}, "`field` goes with kind `json`"),
     ],

@@ -189,7 +189,7 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"stages.1.grpo.sapo_tau_positive": 2.0}, "stages[1].grpo.sapo_tau_positive",
      "it goes with `sapo`"),
     ({"stages.1.grpo.advantage": "gdpo", "stages.1.rewards": [
-        {"name": "a", "function": "length", "weight": 1.0}]}, "stages[1].grpo.advantage",
+        {"name": "a", "function": "exact_match", "weight": 1.0}]}, "stages[1].grpo.advantage",
      "at least two reward sources"),
     ({"stages.1.grpo.advantage": "rloo", "stages.1.grpo.reward_fusion": "normalize_then_sum"},
      "stages[1].grpo.reward_fusion", "has no effect"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts.built_in_rewards import BUILT_IN_PARAMETERS
 from contracts.reward_catalogue import REWARD_SUMMARIES
-from contracts.spec_checks import BUILT_IN_REWARDS
 from contracts.states import Outcome
 from lambdas.functions import COMMON_ENVIRONMENT, ENVIRONMENT, FUNCTIONS, STATE_MACHINE_TASKS
 
@@ -100,7 +100,7 @@ def test_the_definition_passes_the_validator() -> None:
 
 
 def test_every_built_in_reward_is_in_the_catalogue() -> None:
-    assert tuple(REWARD_SUMMARIES) == BUILT_IN_REWARDS
+    assert tuple(REWARD_SUMMARIES) == tuple(BUILT_IN_PARAMETERS)
 
 
 def test_the_openapi_page_is_what_the_api_serves() -> None:

@@ -6,12 +6,9 @@ A regular expression with two lazy wildcards is quadratic on the text a collapsi
 
 from __future__ import annotations
 
-from typing import Literal
+from contracts.built_in_rewards import AnswerPlace
 
-__all__ = ["AnswerPlace", "answer_of", "boxed", "tagged", "without_thinking"]
-
-AnswerPlace = Literal["auto", "answer_tag", "boxed", "whole"]
-"""`auto`: the last answer tag, else the last box, else all that follows the thinking."""
+__all__ = ["answer_of", "boxed", "tagged", "without_thinking"]
 
 
 def tagged(text: str, tag: str) -> str | None:

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from contracts.base import Strict
-from training_container.rewards.builtin.extract import AnswerPlace, answer_of
+from contracts.built_in_rewards import JsonSchema, ThinkAnswerFormat
+from training_container.rewards.builtin.extract import answer_of
 from training_container.rewards.builtin.grid import actions_of
 from training_container.rewards.interface import Sample
 
-__all__ = ["JsonSchema", "ThinkAnswerFormat", "json_schema", "think_answer_format"]
-
-
-class ThinkAnswerFormat(Strict):
-    """Parameters of `think_answer_format`."""
-
-    prefill: str = ""
-    """What the chat template writes before the policy does, such as `<think>`."""
-    answer: Literal["any", "json", "actions"] = "any"
-    """What the answer must hold: anything, JSON, or `[{'action': [...]}]`."""
-    allow_empty_thinking: bool = False
-    """Accept an empty think block."""
+__all__ = ["json_schema", "think_answer_format"]
 
 
 def think_answer_format(sample: Sample, parameters: ThinkAnswerFormat) -> float:
@@ -46,15 +33,6 @@ def think_answer_format(sample: Sample, parameters: ThinkAnswerFormat) -> float:
         case "actions":
             return float(actions_of(answer) is not None)
     return 1.0
-
-
-class JsonSchema(Strict):
-    """Parameters of `json_schema`."""
-
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    """The JSON Schema (draft 2020-12) the answer must satisfy."""
-    extract: AnswerPlace = "auto"
-    """Where the answer stands."""
 
 
 def json_schema(sample: Sample, parameters: JsonSchema) -> float:

@@ -15,15 +15,13 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from contracts.base import Strict
+from contracts.built_in_rewards import GridNavigation
 from training_container.rewards.builtin.extract import answer_of
 from training_container.rewards.interface import GroundTruthError, Sample
 
-__all__ = ["GridNavigation", "actions_of", "grid_navigation"]
+__all__ = ["actions_of", "grid_navigation"]
 
 _STEPS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}
 _QUOTE = "['\"‘’“”]"
@@ -35,15 +33,6 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"UP|DOWN|LEFT|RIGHT", re.IGNORECASE)
-
-
-class GridNavigation(Strict):
-    """Parameters of `grid_navigation`."""
-
-    mode: Literal["smoothed", "strict"] = "strict"
-    """`strict`: 1 at the goal, else 0. `smoothed`: falls linearly with the distance left."""
-    max_distance: Annotated[int, Field(ge=1)] = 5
-    """For `smoothed`: above this distance the reward is 0."""
 
 
 def grid_navigation(sample: Sample, parameters: GridNavigation) -> float:

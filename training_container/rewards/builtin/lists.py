@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-from contracts.base import Strict
+from contracts.built_in_rewards import ScoreSide
 from training_container.rewards.builtin.extract import without_thinking
 from training_container.rewards.interface import GroundTruthError, Sample
 
-__all__ = ["ScoreSide", "score_side"]
+__all__ = ["score_side"]
 
 _NUMBER = r"[-+]?\d{1,6}(?:\.\d{1,6})?"
 _LIST = re.compile(rf"\[\s*({_NUMBER}(?:\s*,\s*{_NUMBER})*)\s*,?\s*\]")
-
-
-class ScoreSide(Strict):
-    """Parameters of `score_side`."""
-
-    threshold: float = 3.0
-    """Scores at or above it are on the good side; below, a person must look."""
-    compare: Literal["each", "any_below", "fraction"] = "each"
-    """`each`: every position on the label's side. `any_below`: the same verdict on whether any
-    score is below. `fraction`: the share of positions on the label's side."""
 
 
 def score_side(sample: Sample, parameters: ScoreSide) -> float:

@@ -9,33 +9,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from contracts.base import Strict
+from contracts.built_in_rewards import BoxedMath, MathSettings, OpenMath
 from training_container.rewards.builtin.extract import boxed, tagged, without_thinking
 from training_container.rewards.interface import GroundTruthError, Sample
 
-__all__ = ["BoxedMath", "OpenMath", "boxed_math", "open_math"]
+__all__ = ["boxed_math", "open_math"]
 
 _PLAIN_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,9})?")
 _LATEX = re.compile(r"[\\^_{}]")
-
-
-class _Math(Strict):
-    precision: Annotated[int, Field(ge=1, le=15)] = 6
-    """Decimal places that must agree."""
-    seconds: Annotated[int, Field(ge=1, le=60)] = 5
-    """Time for one parse or comparison; above it the sample is unscored, not wrong."""
-
-
-class BoxedMath(_Math):
-    """Parameters of `boxed_math`."""
-
-
-class OpenMath(_Math):
-    """Parameters of `open_math`."""
 
 
 def boxed_math(sample: Sample, parameters: BoxedMath) -> float:
@@ -84,7 +67,7 @@ def _parsed_gold(text: str, seconds: int) -> tuple[Any, ...]:
     raise GroundTruthError(f"no mathematical expression in the reference {text[:200]!r}")
 
 
-def _equal(gold: list[Any], answer: str, parameters: _Math) -> float:
+def _equal(gold: list[Any], answer: str, parameters: MathSettings) -> float:
     from math_verify import verify
 
     parsed = _in_time(lambda: _parse(answer, parameters.seconds), "reading the answer")

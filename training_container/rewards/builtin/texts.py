@@ -5,33 +5,18 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator
-
-from contracts.base import Strict
-from training_container.rewards.builtin.extract import AnswerPlace, answer_of
+from contracts.built_in_rewards import Choice, ExactMatch, NumericTolerance, Regex
+from training_container.rewards.builtin.extract import answer_of
 from training_container.rewards.interface import GroundTruthError, Sample
 
 __all__ = [
-    "Choice",
-    "ExactMatch",
-    "NumericTolerance",
-    "Regex",
     "choice",
     "exact_match",
     "numeric_tolerance",
     "regex",
 ]
-
-
-class ExactMatch(Strict):
-    """Parameters of `exact_match`."""
-
-    extract: AnswerPlace = "auto"
-    """Where the answer stands."""
-    ignore_case: bool = False
-    """Compare without regard to case."""
 
 
 def exact_match(sample: Sample, parameters: ExactMatch) -> float:
@@ -47,15 +32,6 @@ def exact_match(sample: Sample, parameters: ExactMatch) -> float:
     fold = str.casefold if parameters.ignore_case else str
     found = fold(" ".join(answer.split()))
     return float(found in {fold(" ".join(str(one).split())) for one in wanted})
-
-
-class Choice(Strict):
-    """Parameters of `choice`."""
-
-    choices: Annotated[str, Field(min_length=2)] = "ABCDEFGH"
-    """The letters of the options."""
-    extract: AnswerPlace = "auto"
-    """Where the answer stands."""
 
 
 def choice(sample: Sample, parameters: Choice) -> float:
@@ -83,28 +59,6 @@ def _letter(text: str, choices: str) -> str | None:
     return str(found[-1]).upper() if found else None
 
 
-class Regex(Strict):
-    """Parameters of `regex`."""
-
-    pattern: str
-    """A Python regular expression; `.` matches line ends too."""
-    match: Literal["search", "fullmatch"] = "search"
-    """Anywhere in the text, or all of it."""
-    extract: AnswerPlace = "whole"
-    """Which part of the completion is looked at."""
-    group_equals_ground_truth: bool = False
-    """The first group of the last match must equal the ground truth."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
-        return value
-
-
 def regex(sample: Sample, parameters: Regex) -> float:
     """1 when the pattern matches, else 0."""
     text = answer_of(sample.completion, parameters.extract)
@@ -120,17 +74,6 @@ def regex(sample: Sample, parameters: Regex) -> float:
     if not parameters.group_equals_ground_truth:
         return 1.0
     return float(str(found[1]).strip() == str(sample.ground_truth).strip())
-
-
-class NumericTolerance(Strict):
-    """Parameters of `numeric_tolerance`."""
-
-    absolute: Annotated[float, Field(ge=0)] = 0.0
-    """Largest difference that is right."""
-    relative: Annotated[float, Field(ge=0)] = 1e-6
-    """Or largest difference as a share of the ground truth."""
-    extract: AnswerPlace = "auto"
-    """Where the answer stands."""
 
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?%?")
