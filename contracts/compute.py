@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from contracts.base import Strict
 
 __all__ = [
+    "ENGINE_CHARACTERS",
     "AutoscalingSpec",
     "CheckpointSpec",
     "ComputeSpec",
@@ -22,6 +24,8 @@ __all__ = [
     "TrackingSpec",
 ]
 
+ENGINE_CHARACTERS = 1024
+"""SageMaker's limit for the value of a hosting container's environment variable."""
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -41,7 +45,7 @@ class Rung(Strict):
 class ComputeSpec(Strict):
     """Where the run trains, and for how long at most."""
 
-    ladder: Annotated[tuple[Rung, ...], Field(min_length=1)]
+    ladder: Annotated[tuple[Rung, ...], Field(min_length=1, max_length=10)]
     """Tried in order when capacity runs out; from the top again after the last."""
     max_runtime_hours: Annotated[float, Field(gt=0, le=672)] = 72.0
     """Training time of the whole run, over all attempts."""
@@ -115,6 +119,12 @@ class EngineSpec(Strict):
     chat_template_file: str | None = None
     """Jinja2 chat template used instead of the tokenizer's."""
     lora_adapters: tuple[LoraAdapterSpec, ...] = ()
+
+    def compact_json(self) -> str:
+        """What is not default, as the endpoint's container gets it: at most ENGINE_CHARACTERS."""
+        return json.dumps(
+            self.model_dump(mode="json", exclude_defaults=True), separators=(",", ":")
+        )
 
 
 class AutoscalingSpec(Strict):

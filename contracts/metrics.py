@@ -16,6 +16,7 @@ __all__ = [
     "STEP_METRICS",
     "metric_definitions",
     "step_line",
+    "step_metrics",
 ]
 
 MARK = "grpohub-step"
@@ -61,7 +62,7 @@ def step_line(method: str, step: int, metrics: Mapping[str, object], sources: Se
     """The line of a step: `grpohub-step step=12 reward=0.5625 …`. Metrics without a number are
     left out, so that SageMaker draws a gap and not a zero."""
     parts = [MARK, f"step={step}"]
-    for name in _names(method, sources):
+    for name in step_metrics(method, sources):
         value = metrics.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             text = f"{value:.9g}"
@@ -72,13 +73,14 @@ def step_line(method: str, step: int, metrics: Mapping[str, object], sources: Se
 
 def metric_definitions(method: str, sources: Sequence[str]) -> list[dict[str, str]]:
     """MetricDefinitions of a training job; of many reward sources the first that fit."""
-    names = ["step", *_names(method, sources)][:MAX_DEFINITIONS]
+    names = ["step", *step_metrics(method, sources)][:MAX_DEFINITIONS]
     return [
         {"Name": name, "Regex": rf"{MARK} (?:.* )?{re.escape(name)}={_NUMBER}"} for name in names
     ]
 
 
-def _names(method: str, sources: Sequence[str]) -> list[str]:
+def step_metrics(method: str, sources: Sequence[str]) -> list[str]:
+    """Names of the line's metrics, those of each reward source last."""
     return [
         *STEP_METRICS[method],
         *(pattern.format(source) for source in sources for pattern in _SOURCES),

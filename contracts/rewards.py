@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from contracts.base import Pattern, Strict
 
 __all__ = [
+    "LONGEST_BATCH",
     "EndpointSpec",
     "JudgeParserSpec",
     "JudgeReward",
@@ -18,6 +19,8 @@ __all__ = [
     "RewardSpec",
 ]
 
+LONGEST_BATCH = 1200.0
+"""Seconds. Ranks that wait for rewards longer than 25 minutes are taken for hung."""
 RewardKind = Literal["function", "file", "model", "judge"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
 
@@ -164,7 +167,7 @@ class RewardSpec(Strict):
     """A sample the source failed on: not scored by it, scored 0, or the run fails at once."""
     max_failure_rate: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Above this share of failed samples in a step the run ends with the reason."""
-    timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=LONGEST_BATCH)] = 120.0
     """Deadline of one batch; work still running is killed."""
     memory_mb: Annotated[int, Field(ge=128)] = 4096
     """Address space of one worker process running your file."""

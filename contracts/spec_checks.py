@@ -9,6 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from contracts.built_in_rewards import checked_parameters
+from contracts.compute import ENGINE_CHARACTERS
+from contracts.idle_settings import best_metric_problems, idle_in_stage, unread_by_source
 from contracts.problems import InvalidInputError, Problem, nearest
 from contracts.rewards import RewardSpec
 from contracts.stages import ADVANTAGE_SCALES, LOSS_FIELDS, GrpoSettings, GrpoStage, SftStage
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cross_field_problems", "reward_problems", "template_variables"]
 
+_TAG = re.compile(r"[\w\s.:/=+\-@]*")
 _TEMPLATE_NAME = re.compile(r"\{\{-?\s*([A-Za-z_][A-Za-z0-9_]*)")
 AnyStage = SftStage | GrpoStage
 
@@ -34,10 +37,15 @@ def cross_field_problems(spec: RunSpec, *, known_instances: Sequence[str]) -> It
             )
         yield from _start_from(stage, path, spec.stages[:index])
         yield from _data(stage, path)
+        yield from idle_in_stage(stage, path)
         if isinstance(stage, GrpoStage):
             yield from reward_problems(stage.rewards, f"{path}.rewards")
             yield from _grpo(stage, path)
         names.append(stage.name)
+    yield from unread_by_source(spec.model, spec.model.source, "model")
+    best = spec.checkpoint.keep_best
+    if best is not None:
+        yield from best_metric_problems(best.metric, spec.stages, "checkpoint.keep_best.metric")
     yield from _tags(spec)
     yield from _deploy(spec, known_instances)
 
@@ -135,6 +143,13 @@ def _data(stage: AnyStage, path: str) -> Iterator[Problem]:
             "SFT has nothing to train on",
             "Name the `answer` column, or `messages`.",
         )
+    if data.images is not None:
+        yield Problem(
+            f"{path}.data.images",
+            data.images,
+            "this hub trains models of text",
+            "Remove it, and use rows without images.",
+        )
     if data.messages is not None and (stage.prompt.template or stage.prompt.template_file):
         yield Problem(
             f"{path}.prompt",
@@ -165,6 +180,10 @@ def reward_problems(sources: Sequence[RewardSpec], path: str) -> Iterator[Proble
             )
         if source.function is not None and source.file is None:
             yield from _built_in(source.function, source.parameters, where)
+        if source.model is not None:
+            yield from unread_by_source(source.model, source.model.source, f"{where}.model")
+        if source.judge is not None:
+            yield from unread_by_source(source.judge, source.judge.source, f"{where}.judge")
         other = source.judge.combine_with if source.judge else None
         if other is not None and (other not in names or other == source.name):
             yield Problem(
@@ -272,6 +291,13 @@ def _tags(spec: RunSpec) -> Iterator[Problem]:
                 "AWS allows keys to 128 and values to 256 characters",
                 "Shorten it.",
             )
+        elif not _TAG.fullmatch(key + value):
+            yield Problem(
+                f"tags.{key}",
+                value,
+                "holds a character that AWS refuses",
+                "Use letters, digits, spaces and _ . : / = + - @ only.",
+            )
 
 
 def _deploy(spec: RunSpec, known: Sequence[str]) -> Iterator[Problem]:
@@ -288,6 +314,22 @@ def _deploy(spec: RunSpec, known: Sequence[str]) -> Iterator[Problem]:
             scaling.max_instances,
             f"is below min_instances ({scaling.min_instances})",
             "Raise it.",
+        )
+    if scaling is not None and deploy.instance_count > scaling.max_instances:
+        yield Problem(
+            "deploy.instance_count",
+            deploy.instance_count,
+            f"is above autoscaling.max_instances ({scaling.max_instances})",
+            "Lower it, or raise max_instances.",
+        )
+    engine = deploy.engine.compact_json()
+    if len(engine) > ENGINE_CHARACTERS:
+        yield Problem(
+            "deploy.engine",
+            engine,
+            f"has {len(engine)} characters as JSON; an environment variable of a SageMaker model "
+            f"holds {ENGINE_CHARACTERS}",
+            "Name fewer adapters, or shorter prefixes.",
         )
     names = [adapter.name for adapter in deploy.engine.lora_adapters]
     for name in sorted({name for name in names if names.count(name) > 1}):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from contracts.base import Pattern, Strict
+from contracts.layout import MAX_STEP
 from contracts.rewards import RewardSpec
 
 __all__ = [
@@ -70,6 +71,8 @@ LOSS_CLIPS: Mapping[LossName, tuple[float, float]] = {
 """`clip_low` and `clip_high` of each loss as published."""
 StageName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 Positive = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEP)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class StartFrom(Strict):
@@ -112,7 +115,7 @@ class PromptSpec(Strict):
     chat_template_file: str | None = None
     """Jinja2 chat template used instead of the tokenizer's."""
     max_prompt_length: Positive = 2048
-    """Tokens; longer prompts are filtered with a count, never cut."""
+    """Tokens; longer prompts are filtered with a count, never cut (GRPO stages)."""
 
     @model_validator(mode="after")
     def _one_template(self) -> PromptSpec:
@@ -126,7 +129,7 @@ class OptimizerSpec(Strict):
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
-    betas: Annotated[tuple[float, float], Field()] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and second moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Decoupled weight decay."""
@@ -166,8 +169,8 @@ class ValidationSpec(Strict):
     """Score the starting weights first."""
     max_rows: Positive | None = None
     """Only the first rows; all when absent."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 is greedy (GRPO stages)."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """0 is greedy (GRPO stages). vLLM samples at 2 at most."""
 
 
 class RolloutSpec(Strict):
@@ -175,7 +178,7 @@ class RolloutSpec(Strict):
 
     engine: Literal["auto", "hf", "vllm"] = "auto"
     """`auto`: vLLM on GPU, Hugging Face generate on CPU."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Sampling temperature; log-probabilities are taken at the same one."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; 1 keeps every token."""
@@ -187,8 +190,6 @@ class RolloutSpec(Strict):
     """Answers generated at once by the Hugging Face engine."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.45
     """Share of a GPU that vLLM takes; the training state stays beside it."""
-    tensor_parallel_size: Positive = 1
-    """GPUs of one vLLM engine."""
     log_samples: Annotated[int, Field(ge=0)] = 16
     """Completions per step kept as parquet, with per-source rewards; 0 keeps none."""
 
@@ -310,9 +311,9 @@ class StageBase(Strict):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; `auto`: bfloat16 on GPU, float32 on CPU. Weights that are trained are kept in
     float32, the frozen ones under an adapter in the compute type."""
-    max_steps: Positive | None = None
+    max_steps: Steps | None = None
     """Optimizer-visible steps of the stage, counted from 1."""
-    epochs: Positive | None = None
+    epochs: Steps | None = None
     """Give `max_steps`, `epochs`, or both (the smaller wins)."""
     seed: Annotated[int, Field(ge=0)] = 1
     """Of data order, sampling and initialisation."""

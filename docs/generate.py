@@ -141,9 +141,13 @@ _TYPES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 """How a JSON Schema node is shown, by the first of these keywords that it has."""
 
 
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
 def _limits(node: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    parts = [f"{sign} {node[key]:g}" for key, sign in signs.items() if key in node]
+    parts = [f"{sign} {_number(node[key])}" for key, sign in signs.items() if key in node]
     parts += [f"at least {node['minItems']}"] if "minItems" in node else []
     parts += [f"at most {node['maxItems']}"] if "maxItems" in node else []
     if "pattern" in node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,6 @@ ERROR_SHARE = 0.05
 """Share of 5xx answers above which an update is rolled back."""
 BAKING_SECONDS = 300
 """How long a new fleet is watched with all traffic; its metrics come once a minute, and late."""
-_ENVIRONMENT_LIMIT = 1024
-"""Characters of one hosting environment value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +116,7 @@ def plan_deployment(
 
 
 def build_model_request(deployment: Deployment) -> dict[str, Any]:
-    """CreateModel: weights straight from their S3 prefix, uncompressed.
-
-    Raises:
-        ValueError: when the engine settings do not fit an environment variable.
-    """
-    engine = deployment.deploy.engine.model_dump(mode="json", exclude_defaults=True)
-    text = json.dumps(engine, separators=(",", ":"))
-    if len(text) > _ENVIRONMENT_LIMIT:
-        raise ValueError(
-            f"deploy.engine has {len(text)} characters as JSON; a hosting environment variable "
-            f"holds {_ENVIRONMENT_LIMIT}"
-        )
+    """CreateModel: weights straight from their S3 prefix, uncompressed."""
     settings = deployment.settings
     return {
         "ModelName": deployment.model_name,
@@ -144,7 +130,7 @@ def build_model_request(deployment: Deployment) -> dict[str, Any]:
                 }
             },
             "Environment": {
-                "GRPOHUB_DEPLOY": text,
+                "GRPOHUB_DEPLOY": deployment.deploy.engine.compact_json(),
                 "GRPOHUB_MODEL_VERSION": deployment.model.version,
                 **_code_uri(deployment),
             },

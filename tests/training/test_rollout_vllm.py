@@ -16,7 +16,6 @@ from training_container.engine.errors import WeightSyncError
 from training_container.engine.policy import Policy
 from training_container.engine.rollout import Sampling
 from training_container.engine.rollout_vllm import VllmRollout, WeightsExtension
-from training_container.failure import StageError
 from training_container.trainer import run_stage
 
 pytestmark = pytest.mark.vllm
@@ -80,11 +79,6 @@ def test_a_push_that_does_not_arrive_is_noticed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WeightSyncError):
         rollout.sync(policy, 0)
     rollout.close()
-
-
-def test_tensor_parallel_engines_are_refused_with_a_reason() -> None:
-    with pytest.raises(StageError, match="tensor_parallel_size"):
-        engine(policy_of(tied=True), tensor_parallel_size=2)
 
 
 def test_a_stage_trains_with_vllm(tmp_path: Path) -> None:

@@ -185,7 +185,6 @@ def sft_stage(**changes: Any) -> dict[str, Any]:
         "name": "warmup",
         "method": "sft",
         "data": {"train": "s3://bucket/train.jsonl"},
-        "prompt": {"max_prompt_length": 64},
         "sft": {"batch_size": 32, "max_length": 192},
         "optimizer": {
             "learning_rate": 2e-3,

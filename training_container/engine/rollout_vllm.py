@@ -73,12 +73,6 @@ class VllmRollout:
         stop_ids: frozenset[int],
         max_prompt_length: int,
     ) -> None:
-        if spec.tensor_parallel_size > 1:
-            raise StageError(
-                ExitCode.BAD_INPUT,
-                "rollout.tensor_parallel_size above 1 is not supported: each rank runs its own "
-                "engine; use more ranks or a smaller model",
-            )
         self.version = -1
         self._stop_ids = sorted(stop_ids)
         self._dtype = policy.passes.dtype

@@ -209,6 +209,43 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"deploy": {"instance_type": "ml.g5.xlarge", "engine": {"lora_adapters": [
         {"name": "a", "source": "s3://b/a/"}, {"name": "a", "source": "s3://b/b/"}]}}},
      "deploy.engine.lora_adapters", "used twice"),
+    ({"deploy": {"instance_type": "ml.g5.xlarge", "engine": {"lora_adapters": [
+        {"name": f"a{n}", "source": "s3://b/" + "x" * 90} for n in range(12)]}}},
+     "deploy.engine", "holds 1024"),
+    ({"deploy": {"instance_type": "ml.g5.xlarge", "instance_count": 3, "autoscaling": {}}},
+     "deploy.instance_count", "is above autoscaling.max_instances (2)"),
+    ({"tags": {"k": "a;b"}}, "tags.k", "a character that AWS refuses"),
+    ({"stages.1.data.images": "images"}, "stages[1].data.images", "models of text"),
+    ({"stages.1.validation.every_steps": 5}, "stages[1].validation.every_steps",
+     "no effect without `data.validation`"),
+    ({"stages.0.data.validation": "s3://b/v.jsonl", "stages.0.validation.temperature": 1.0},
+     "stages[0].validation.temperature", "samples nothing"),
+    ({"stages.0.prompt.max_prompt_length": 9}, "stages[0].prompt.max_prompt_length",
+     "Use `sft.max_length`"),
+    ({"stages.1.optimizer.min_lr_ratio": 0.5}, "stages[1].optimizer.min_lr_ratio",
+     "choose `linear` or `cosine`"),
+    ({"stages.1.grpo.kl": {"target": 0.5}}, "stages[1].grpo.kl.target", "`control: adaptive`"),
+    ({"model.revision": "main"}, "model.revision", "only with a hub id"),
+    ({"model.source": "run:old-1/x", "model.hub_token_secret": "hub"}, "model.hub_token_secret",
+     "only with a hub id"),
+    ({"stages.1.rewards.1": {"name": "m", "weight": 1.0, "model": {
+        "source": "s3://b/m/", "revision": "v1"}}}, "stages[1].rewards[1].model.revision",
+     "only with a hub id"),
+    ({"stages.1.rewards.1": {"name": "j", "weight": 1.0, "judge": {
+        "endpoint": {"url": "https://j/v1"}, "revision": "v1"}}},
+     "stages[1].rewards[1].judge.revision", "only with a hub id"),
+    ({"checkpoint.keep_best": {"metric": "validation/reward"}}, "checkpoint.keep_best.metric",
+     "is computed by no stage"),
+    ({"stages.1.data.validation": "s3://b/v.jsonl", "checkpoint.keep_best": {
+        "metric": "validation/rewrd"}}, "checkpoint.keep_best.metric",
+     "Did you mean `validation/reward`?"),
+    ({"checkpoint.keep_best": {"metric": "zzz"}}, "checkpoint.keep_best.metric", "Computed are"),
+    ({"stages.1.optimizer.betas": [1.5, 0.9]}, "stages[1].optimizer.betas[0]", "less than 1"),
+    ({"stages.1.rollout.temperature": 3.0}, "stages[1].rollout.temperature", "equal to 2"),
+    ({"stages.1.max_steps": 10**40}, "stages[1].max_steps", "99999999"),
+    ({"stages.1.rewards.0.timeout_seconds": 7200.0}, "stages[1].rewards[0].timeout_seconds",
+     "equal to 1200"),
+    ({"compute.ladder": [{"instance_type": "ml.g5.xlarge"}] * 11}, "compute.ladder", "at most 10"),
 ]  # fmt: skip
 
 
@@ -242,7 +279,13 @@ VALID_CHANGES: list[dict[str, Any]] = [
         "min_instances": 0, "max_instances": 1}}},
     {"deploy": {"instance_type": "ml.g5.xlarge", "engine": {"lora_adapters": [
         {"name": "a", "source": "s3://b/a/"}]}}},
-    {"tags": {"team": "search"}},
+    {"tags": {"team": "search", "Kostenstelle Süd": "a-b_c.d:e/f=g+h@i"}},
+    {"model": {"source": "org/name", "revision": "main", "hub_token_secret": "hub"}},
+    {"stages.1.grpo.kl": {"target": 0.5, "control": "adaptive"}},
+    {"stages.1.optimizer": {"min_lr_ratio": 0.5, "lr_scheduler": "linear"}},
+    {"stages.1.data.validation": "s3://b/v.jsonl", "stages.1.validation": {"temperature": 1.0},
+     "checkpoint.keep_best": {"metric": "validation/reward/mine"}},
+    {"checkpoint.keep_best": {"metric": "loss", "mode": "min"}},
 ]  # fmt: skip
 
 
@@ -257,7 +300,7 @@ def test_what_is_legal_is_accepted(changes: dict[str, Any]) -> None:
 def test_one_report_holds_all_problems_those_across_fields_included() -> None:
     document = run_document()
     for where, value in {
-        "model.revisoin": "main",
+        "model.trust_remote_cod": True,
         "stages.0.max_stepz": 5,
         "stages.1.grpo.group_size": 1,
         "stages.1.grpo.mini_batch_prompts": 3,
@@ -269,7 +312,7 @@ def test_one_report_holds_all_problems_those_across_fields_included() -> None:
     problems = problems_of(document)
 
     assert {problem.path for problem in problems} == {
-        "model.revisoin",
+        "model.trust_remote_cod",
         "stages[0].max_stepz",
         "stages[0].data.answer",
         "stages[1].grpo.group_size",
