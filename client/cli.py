@@ -52,7 +52,9 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING)
+    logging.basicConfig(level=logging.WARNING)
+    if verbose:  # not botocore's, which logs what requests are signed with
+        logging.getLogger("httpx").setLevel(logging.INFO)
     context.obj = State(api_url=api_url, as_json=as_json)
 
 

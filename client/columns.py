@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Columns", "DataError", "columns_of", "first_rows"]
+__all__ = ["DATA_SUFFIXES", "Columns", "DataError", "columns_of", "data_file", "first_rows"]
 
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 _ROWS = 100
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,12 @@ class DataError(ValueError):
 
 def columns_of(path: Path) -> Columns:
     """Columns of a jsonl, json or parquet file, or of the first such file of a folder."""
-    file = _data_file(path)
-    if file is None:
-        return Columns(problem=f"has no file ending in {', '.join(_SUFFIXES)}")
-    if file.suffix == ".parquet":
-        return _parquet_columns(file)
     try:
+        file = data_file(path)
+        if file.suffix == ".parquet":
+            return _parquet_columns(file)
         rows = list(first_rows(file, _ROWS))
-    except DataError as error:
+    except (DataError, OSError) as error:
         return Columns(problem=str(error))
     columns = tuple(dict.fromkeys(key for row in rows for key in row))
     return Columns(columns) if rows else Columns(problem="has no rows")
@@ -52,7 +50,7 @@ def _parquet_columns(file: Path) -> Columns:
 
     try:
         return Columns(tuple(parquet.read_schema(file).names))
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         return Columns(problem=f"is no parquet file: {error}")
 
 
@@ -60,14 +58,11 @@ def first_rows(path: Path, limit: int) -> Iterator[Mapping[str, Any]]:
     """The first rows of a data file.
 
     Raises:
-        DataError: for a row that is no JSON object, with its line.
+        DataError: for a row that is no JSON object in UTF-8, with its line; for what is no parquet.
+        OSError: when the file cannot be read.
     """
     if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        batches = parquet.ParquetFile(path).iter_batches(batch_size=limit)
-        rows: Iterator[Any] = (row for batch in batches for row in batch.to_pylist())
-        yield from itertools.islice(rows, limit)
+        yield from _parquet_rows(path, limit)
     elif path.suffix == ".json":
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -78,15 +73,31 @@ def first_rows(path: Path, limit: int) -> Iterator[Mapping[str, Any]]:
         for number, row in enumerate(document[:limit], start=1):
             yield _row(row, f"row {number}")
     else:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(itertools.islice(lines, limit), start=1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"line {number} is not UTF-8: {error.reason}") from error
                 except ValueError as error:
                     raise DataError(f"line {number} is not JSON: {error}") from error
                 yield _row(row, f"line {number}")
+
+
+def _parquet_rows(path: Path, limit: int) -> list[Mapping[str, Any]]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError("cannot be read, as pyarrow is not installed")
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        batches = parquet.ParquetFile(path).iter_batches(batch_size=limit)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        return list(itertools.islice(rows, limit))
+    except pyarrow.ArrowException as error:
+        raise DataError(f"is no parquet file: {error}") from error
 
 
 def _row(row: Any, where: str) -> Mapping[str, Any]:
@@ -95,8 +106,11 @@ def _row(row: Any, where: str) -> Mapping[str, Any]:
     return row
 
 
-def _data_file(path: Path) -> Path | None:
-    if path.is_file():
-        return path if path.suffix in _SUFFIXES else None
-    files = (file for file in sorted(path.rglob("*")) if file.suffix in _SUFFIXES)
-    return next(files, None)
+def data_file(path: Path) -> Path:
+    """``path``, or the first data file of that folder. Raises DataError when there is none."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    found = (file for file in files if file.suffix in DATA_SUFFIXES and not file.is_dir())
+    file = next(found, None)
+    if file is None:
+        raise DataError(f"has no file ending in {', '.join(DATA_SUFFIXES)}")
+    return file

@@ -29,8 +29,8 @@ EXIT_INVALID = 2
 EXIT_UNREACHABLE = 3
 """No hub is configured, or it does not answer."""
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from client.chat import chat_messages
 from client.console import EXIT_INVALID, err, out, reported_errors, show_json, state_of
 from client.hub import Hub
 from client.render import moment, state_text
-from client.run_commands import show_run
+from client.run_commands import show_answer
 from contracts.problems import InvalidInputError, Problem
 from contracts.run_spec import load_run_yaml
 from contracts.states import EndpointState
@@ -44,10 +44,7 @@ def deploy(
     """Deploy a run's model; an existing endpoint is updated without downtime."""
     with reported_errors(), state_of(context).hub() as hub:
         run = hub.deploy(run_id, None if file is None else _section(file))
-    if state_of(context).as_json:
-        show_json(run)
-    else:
-        show_run(run)
+    show_answer(context, run)
 
 
 def _section(file: Path) -> dict[str, Any]:

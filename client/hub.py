@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from client.chat import answer_text, deltas
 from client.run_files import prepare
@@ -31,6 +31,7 @@ from contracts.api import (
     LogLine,
     LogsPage,
     MetricsPage,
+    ProblemDocument,
     RecipeList,
     RecipeView,
     RewardCatalogue,
@@ -305,7 +306,11 @@ class Hub:
         """
         body = {"messages": messages, **settings}
         answer = self._transport.request("POST", f"/endpoints/{_quoted(endpoint)}/chat", body)
-        return answer_text(answer.json())
+        try:
+            document = answer.json()
+        except ValueError as error:
+            raise _not_the_hubs(answer) from error
+        return answer_text(document)
 
     def stream_chat(
         self, endpoint: str, messages: list[dict[str, Any]], **settings: Any
@@ -382,4 +387,21 @@ def _quoted(part: str) -> str:
 
 
 def _read(model: type[ModelT], response: httpx.Response) -> ModelT:
-    return model.model_validate_json(response.content)
+    """The answer as ``model``. Raises ApiError when something else than this hub has answered."""
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise _not_the_hubs(response) from error
+
+
+def _not_the_hubs(response: httpx.Response) -> ApiError:
+    return ApiError(
+        ProblemDocument(
+            type="about:blank",
+            title="This is not the hub's answer",
+            status=response.status_code,
+            detail=f"{response.url} is another service, or a hub of another version. It said: "
+            f"{response.text[:200]}",
+            request_id=response.headers.get("apigw-requestid", ""),
+        )
+    )

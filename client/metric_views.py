@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -80,7 +81,7 @@ def metric_table(rows: Sequence[Row], names: Sequence[str] | None = None) -> Tab
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "step", *chosen):
         justify: Literal["left", "right"] = "left" if column == "stage" else "right"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(escape(column), justify=justify, overflow="fold")
     for row in rows:
         cells = [row["metrics"].get(name) for name in chosen]
         # A metric that was "not computed" has a reason that its own documentation gives.
@@ -101,7 +102,8 @@ def plot_terminal(
             points = [value for _, value in series(own, name)]
             if points:
                 line = Text(sparkline(points, width), "cyan")
-                table.add_row(stage, name, f"{points[0]:.4g}", line, f"{points[-1]:.4g}")
+                ends = (f"{points[0]:.4g}", line, f"{points[-1]:.4g}")
+                table.add_row(stage, escape(name), *ends)
     return Group(table)
 
 

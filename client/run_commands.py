@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from client.console import EXIT_INVALID, err, out, reported_errors, show_json, state_of
+from client.hub import Hub
 from client.metric_views import check_names, metric_table, plot_png, plot_terminal, rows_of_run
 from client.render import duration_text, last_writing, moment, size_text, state_text
 from client.watch import Watch, exit_code
 from contracts.api import AttemptView, RunView
 from contracts.states import RunState
 
-__all__ = ["app", "show_run"]
+__all__ = ["app", "show_answer", "watched"]
 
 app = typer.Typer()
 
@@ -79,7 +80,7 @@ def show_run(run: RunView) -> None:
         text = f"{stage.index} {stage.name} ({stage.method}), {steps}, {tries}: "
         facts.add_row("stage", Text(text).append_text(state_text(stage.state)))
     if run.model is not None:
-        facts.add_row("model", run.model.uri)
+        facts.add_row("model", escape(run.model.uri))
         facts.add_row("", f"{size_text(run.model.size)}, version {run.model.version[:12]}")
     if run.endpoint_name is not None:
         facts.add_row("endpoint", run.endpoint_name)
@@ -122,9 +123,15 @@ def watch(
 ) -> None:
     """Watch a run until it ends; the exit code says whether it succeeded."""
     with reported_errors(), state_of(context).hub() as hub:
-        run = Watch(hub, run_id, out, seconds_between=every).follow()
-    show_run(run)
+        run = watched(context, hub, run_id, every)
+    show_answer(context, run)
     raise typer.Exit(exit_code(run))
+
+
+def watched(context: typer.Context, hub: Hub, run_id: str, every: float = 2.0) -> RunView:
+    """Watch a run until it ends; for a program the standard output stays free for the answer."""
+    console = err if state_of(context).as_json else out
+    return Watch(hub, run_id, console, seconds_between=every).follow()
 
 
 @app.command()
@@ -176,8 +183,12 @@ def metrics(
         out.print(plot_terminal(rows, name))
     else:
         names = [item.name for item in run.stages]
-        plot_png(rows, Path(plot), names=name, timeline=marks, stage_names=names, title=run_id)
-        out.print(f"wrote {plot}")
+        try:
+            plot_png(rows, Path(plot), names=name, timeline=marks, stage_names=names, title=run_id)
+        except OSError as error:
+            err.print(f"[red]{escape(plot)}: {error.strerror}[/red]: name a file to write")
+            raise typer.Exit(EXIT_INVALID) from error
+        out.print(f"wrote {escape(plot)}")
 
 
 @app.command()
@@ -204,7 +215,7 @@ def checkpoints(context: typer.Context, run_id: RunId, stage: StageOption = None
             verdict,
             str(item.attempt or "-"),
             size_text(item.size),
-            shown,
+            escape(shown),
         )
     out.print(table)
 
@@ -226,17 +237,18 @@ def timeline(context: typer.Context, run_id: RunId) -> None:
 def cancel(context: typer.Context, run_id: RunId) -> None:
     """Stop a run."""
     with reported_errors(), state_of(context).hub() as hub:
-        _answer(context, hub.cancel(run_id))
+        show_answer(context, hub.cancel(run_id))
 
 
 @app.command()
 def resume(context: typer.Context, run_id: RunId) -> None:
     """Go on with a failed or cancelled run from its newest complete checkpoint."""
     with reported_errors(), state_of(context).hub() as hub:
-        _answer(context, hub.resume(run_id))
+        show_answer(context, hub.resume(run_id))
 
 
-def _answer(context: typer.Context, run: RunView) -> None:
+def show_answer(context: typer.Context, run: RunView) -> None:
+    """Print a run for a person or a program."""
     if state_of(context).as_json:
         show_json(run)
     else:

@@ -6,15 +6,18 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import boto3
+import httpx
 from botocore.config import Config
 
-__all__ = ["ConfigurationError", "Settings", "load_settings"]
+__all__ = ["ConfigurationError", "Settings", "is_loopback", "load_settings"]
 
 LOCAL_FILE = Path(".grpohub/local.json")
 _EXECUTE_API = re.compile(r"https://[a-z0-9]+\.execute-api\.(?P<region>[a-z0-9-]+)\.")
+_LAST_PORT = 65535
 
 
 class ConfigurationError(RuntimeError):
@@ -37,11 +40,13 @@ class Settings:
 
     def aws(self, service: str) -> object:
         """A boto3 client for ``service`` where the hub's stack lives."""
+        here = self.endpoint_url is not None and is_loopback(self.endpoint_url)
+        retries = {"mode": "standard", "max_attempts": 5}
         return self.session.client(
             service,
             region_name=self.region,
             endpoint_url=self.endpoint_url,
-            config=Config(retries={"mode": "standard", "max_attempts": 5}),
+            config=Config(retries=retries, proxies={} if here else None),
         )
 
 
@@ -51,15 +56,20 @@ def load_settings(api_url: str | None = None, *, folder: Path | None = None) -> 
     The embedded mode's file is found in ``folder`` (default: the working directory) or above it.
 
     Raises:
-        ConfigurationError: naming what to set when nothing is found, or what has stopped.
+        ConfigurationError: naming what to set when nothing is found, what is no address, or what
+            has stopped.
     """
     given = api_url or os.environ.get("GRPOHUB_API_URL")
     if not given:
         return _local(folder or Path.cwd())
+    _check_address("--api-url" if api_url else "GRPOHUB_API_URL", given)
     session = boto3.Session()
     match = _EXECUTE_API.match(given)
     region = match["region"] if match else session.region_name or "us-east-1"
-    return Settings(_trimmed(given), region, session, os.environ.get("AWS_ENDPOINT_URL"))
+    endpoint_url = os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint_url:
+        _check_address("AWS_ENDPOINT_URL", endpoint_url)
+    return Settings(_trimmed(given), region, session, endpoint_url)
 
 
 def _local(folder: Path) -> Settings:
@@ -85,6 +95,26 @@ def _local(folder: Path) -> Settings:
         aws_access_key_id="local", aws_secret_access_key="local", region_name=region
     )
     return Settings(_trimmed(api_url), region, session, url)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is this machine's own, which no proxy reaches."""
+    host = httpx.URL(url).host
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _check_address(name: str, text: str) -> None:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"{name} {text!r} is no address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > _LAST_PORT:
+        raise ConfigurationError(
+            f"{name} {text!r} is no address: write it as https://HOST or http://HOST:PORT"
+        )
 
 
 def _trimmed(url: str) -> str:

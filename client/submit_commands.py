@@ -32,11 +32,11 @@ from client.console import (
     state_of,
 )
 from client.hub import Hub
-from client.run_commands import show_run
+from client.run_commands import show_answer, watched
 from client.run_files import PreparedRun, prepare
 from client.upload import Progress as Told
 from client.upload import Uploader, content_sha256, input_key
-from client.watch import Watch, exit_code
+from client.watch import exit_code
 from contracts.api import RunView
 from contracts.layout import join_uri, upload_error_key
 from contracts.problems import InvalidInputError, Problem
@@ -74,12 +74,13 @@ def submit(
         if state.as_json and not wait:
             show_json(run)
             return
-        out.print(f"[green]started[/green] {run.run_id}")
+        say = err if state.as_json else out
+        say.print(f"[green]started[/green] {run.run_id}")
         if not wait:
-            out.print(f"grpohub watch {run.run_id}")
+            say.print(f"grpohub watch {run.run_id}")
             return
-        run = Watch(hub, run.run_id, out).follow()
-    show_run(run)
+        run = watched(context, hub, run.run_id)
+    show_answer(context, run)
     raise typer.Exit(exit_code(run))
 
 
@@ -97,7 +98,7 @@ def _dry_run(hub: Hub, prepared: PreparedRun, *, as_json: bool) -> None:
         show_json(verdict)
     elif verdict.valid:
         for source, uri in uris.items():
-            out.print(f"would upload {escape(str(source.path))} to {uri}")
+            out.print(f"would upload {escape(f'{source.path} to {uri}')}")
         for name in prepared.files:
             out.print(f"would send {escape(name)}")
         print(json.dumps(verdict.spec, indent=2, ensure_ascii=False))
@@ -113,7 +114,7 @@ def _dry_run(hub: Hub, prepared: PreparedRun, *, as_json: bool) -> None:
 def _progress_bar() -> Iterator[Told]:
     """A bar for each upload; nothing where standard error is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

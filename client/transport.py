@@ -14,7 +14,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from pydantic import ValidationError
 
-from client.settings import ConfigurationError, Settings
+from client.settings import ConfigurationError, Settings, is_loopback
 from contracts.api import ProblemDocument
 
 __all__ = ["ApiError", "Transport", "UnreachableError"]
@@ -52,7 +52,9 @@ class Transport:
             )
         self._settings = settings
         self._signer = SigV4Auth(credentials, "execute-api", settings.region)
-        self._http = httpx.Client(timeout=httpx.Timeout(35, connect=10))
+        # With a transport of its own the client asks no proxy of the environment.
+        direct = httpx.HTTPTransport() if is_loopback(settings.api_url) else None
+        self._http = httpx.Client(timeout=httpx.Timeout(35, connect=10), transport=direct)
 
     def close(self) -> None:
         """Close the connections."""

@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from client.columns import DataError, first_rows
+from client.columns import DataError, data_file, first_rows
 from client.run_files import prepare
 from contracts.problems import InvalidInputError, Problem
 from contracts.reward_trial import MAX_SAMPLES, RewardSample, RewardTestRequest, RewardTestView
@@ -32,7 +32,6 @@ __all__ = ["TrialError", "read_answers", "reward_file_stage", "run_file_stage", 
            "try_here"]  # fmt: skip
 
 _NEEDED = ("training_container", "torch", "transformers", "httpx", "math_verify", "jsonschema")
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 Files = Mapping[str, str]
 
 
@@ -59,6 +58,9 @@ def reward_file_stage(
     file: Path, function: str | None, data: Path | None
 ) -> tuple[GrpoStage, Files]:
     """A reward file alone, as the only source of a stage. Raises InvalidInputError."""
+    if data is None:
+        problem = Problem("--data", None, "is missing", "Name local rows with --data.")
+        raise InvalidInputError([problem], subject="data")
     try:
         text = file.read_text(encoding="utf-8")
         defined = [
@@ -76,12 +78,12 @@ def reward_file_stage(
         raise InvalidInputError([problem], subject="reward file")
     name = function or defined[0]
     source = RewardSpec(name=name, weight=1.0, file=file.name, function=name)
-    rows = _rows(data, 1) if data is not None else []
+    rows = _rows(data, 1)
     answer = "answer" if rows and "answer" in rows[0] else None
     stage = GrpoStage(
         name="trial",
         method="grpo",
-        data=DataSpec(train=str(data or ""), answer=answer),
+        data=DataSpec(train=str(data), answer=answer),
         rewards=(source,),
         max_steps=1,
     )
@@ -91,6 +93,7 @@ def reward_file_stage(
 def read_answers(file: Path) -> list[str]:
     """Sample answers, a JSON text or `{"completion": …}` a line. Raises InvalidInputError."""
     answers = []
+    where = "it"
     try:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             where = f"line {number}"
@@ -98,12 +101,16 @@ def read_answers(file: Path) -> list[str]:
             answers.append(value["completion"] if isinstance(value, dict) else value)
             if not isinstance(answers[-1], str):
                 raise ValueError("is no text")
-        where = "it"
         if not answers:
             raise ValueError("holds no answer")
     except (OSError, ValueError, KeyError) as error:
+        reason = f"{where}: {error!r}"
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        elif isinstance(error, UnicodeDecodeError):
+            reason = f"is not UTF-8: {error.reason}"
         fix = 'Write a JSON text or {"completion": "…"} a line.'
-        problem = Problem(str(file), None, f"{where}: {error!r}", fix)
+        problem = Problem(str(file), None, reason, fix)
         raise InvalidInputError([problem], subject="answers") from error
     return answers
 
@@ -157,11 +164,8 @@ def _texts(
 
 
 def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.suffix in _SUFFIXES]
-        path = files[0] if files else path
     try:
-        rows = list(first_rows(path, count))
+        rows = list(first_rows(data_file(path) if path.is_dir() else path, count))
     except (DataError, OSError) as error:
         problem = Problem(str(path), None, str(error), "Name local rows with --data.")
         raise InvalidInputError([problem], subject="data") from error

@@ -129,7 +129,9 @@ class Watch:
     def _news(self, count: int) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
         for entry in self.timeline[-count:]:
-            table.add_row(Text(moment(entry.time), "dim"), Text(entry.kind, "cyan"), entry.text)
+            table.add_row(
+                Text(moment(entry.time), "dim"), Text(entry.kind, "cyan"), Text(entry.text)
+            )
         return table
 
     def _print_news(self) -> None:

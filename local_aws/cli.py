@@ -25,7 +25,7 @@ app = typer.Typer(
     help="The whole hub on this machine: the same control plane, no AWS account.",
     no_args_is_help=True,
 )
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def _on(value: str | bool) -> bool:
@@ -43,7 +43,9 @@ HERE = Path(".grpohub")
 @app.command()
 def up(
     *,
-    port: Annotated[int, typer.Option(help="The one port of all services.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="The one port of all services.", min=0, max=65535)] = (
+        DEFAULT_PORT
+    ),
     state_dir: StateDir = HERE,
     assembly: Annotated[
         Path | None,
@@ -58,6 +60,7 @@ def up(
     detach: Annotated[bool, typer.Option(help="Return when it is up.")] = False,
 ) -> None:
     """Start everything, deploy the stack, and serve until Ctrl-C."""
+    _make(state_dir)
     _refuse_second(state_dir)
     if detach:
         _start_in_background(state_dir)
@@ -70,7 +73,6 @@ def up(
     # Both, since what a script starts in the background has Ctrl-C ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    state_dir.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         market = SpotMarket.parse(spot_market) if spot_market else None
@@ -228,7 +230,6 @@ def _wait_for_the_end() -> None:
 def _start_in_background(state_dir: Path) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     arguments = arguments[arguments.index("up") :]
-    state_dir.mkdir(parents=True, exist_ok=True)
     log = state_dir / "local.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -245,6 +246,13 @@ def _start_in_background(state_dir: Path) -> None:
             return
         time.sleep(0.1)
     _fail(log.read_text(encoding="utf-8"))
+
+
+def _make(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(f"{state_dir}: {error.strerror}: name another folder with --state-dir")
 
 
 def _refuse_second(state_dir: Path) -> None:

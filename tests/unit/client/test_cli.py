@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from contracts.api import (
     ValidationView,
 )
 from contracts.reward_trial import RewardSourceView, RewardTestView
+from local_aws.cli import app as local_app
 from tests.unit.client.run_folders import run_folder
 from tests.unit.client.stub_api import Answer, Asked, StubApi, problem
 from tests.unit.client.views import (
@@ -53,10 +55,15 @@ EXAMPLES = sorted(ROOT.glob("examples/*/run.yaml"))
 RUN_ID = "tv-20260102-abc123"
 RUN = f"/v1/runs/{RUN_ID}"
 RUN_ROUTE = f"GET {RUN}"
+QUOTED = "[rank0]:[/INST]:key:[red]"
+"""Text that means something else to a console."""
 
 
 def grpohub(*arguments: str | Path, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(app, [str(item) for item in arguments], input=stdin)
+    words = [str(item) for item in arguments]
+    if words[0] == "local":  # joins when the command is installed
+        return CliRunner().invoke(local_app, words[1:])
+    return CliRunner().invoke(app, words, input=stdin)
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +140,94 @@ def test_without_a_hub_the_exit_code_is_3_and_the_message_says_what_to_do(
     assert "grpohub local up" in result.stderr
 
 
+def test_requests_are_logged_without_what_they_are_signed_with(api: StubApi) -> None:
+    api.on("GET /v1/runs", RunPage(runs=[]))
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_SESSION_TOKEN": "token-1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "client.cli", "-v", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **keys, "GRPOHUB_API_URL": api.url},
+    )
+    assert f"GET {api.url}/v1/runs" in done.stderr
+    assert "token-1" not in done.stderr
+    assert "AWS4-HMAC-SHA256" not in done.stderr
+
+
+# Bad input
+
+
+def bad_inputs(folder: Path) -> None:
+    """A folder of what people hand over by mistake."""
+    run_folder(folder / "latin", data={"train": "../latin.jsonl"})
+    run_folder(folder / "good")
+    (folder / "latin.jsonl").write_bytes(b'{"problem": "caf\xe9", "answer": "1"}\n')
+    (folder / "bad.parquet").write_text("no parquet")
+    (folder / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
+    (folder / "mine.py").write_text("def score(completions): return [1.0 for _ in completions]\n")
+    (folder / "file").write_text("")
+    (folder / "rows").mkdir()
+    (folder / "rows/a.jsonl").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("validate latin/run.yaml", 2, "line 1 is not UTF-8"),
+        ("submit latin/run.yaml", 2, "line 1 is not UTF-8"),
+        ("rewards test latin/run.yaml", 2, "line 1 is not UTF-8"),
+        ("rewards test mine.py --data latin.jsonl", 2, "line 1 is not UTF-8"),
+        ("rewards test mine.py --data bad.parquet", 2, "is no parquet file"),
+        ("rewards test mine.py --data rows", 2, "has no file ending in .jsonl, .json, .parquet"),
+        ("rewards test mine.py --data none.jsonl", 2, "No such file or directory"),
+        ("rewards test mine.py", 2, "Name local rows with --data"),
+        ("rewards test mine.py --data rows.jsonl --answers none", 2, "No such file or directory"),
+        ("rewards test mine.py --data rows.jsonl --answers latin.jsonl", 2, "is not UTF-8"),
+        (f"metrics {RUN_ID} --stage 1 --plot none/x.png", 2, "No such file or directory"),
+        (f"metrics {RUN_ID} --stage 1 --plot file/x.png", 2, "Not a directory"),
+        ("--api-url foo list", 3, "'foo' is no address"),
+        ("--api-url http://localhost:xx list", 3, "Invalid port: 'xx'"),
+        ("--api-url http://localhost:99999 list", 3, "'http://localhost:99999' is no address"),
+        ("local up --port 99999", 2, "less than or equal to 65535"),
+        ("local up --state-dir /proc/foo", 1, "No such file or directory"),
+        ("local up --state-dir file --detach", 1, "File exists"),
+        ("local down --state-dir file", 1, "no embedded cloud runs here"),
+    ],
+)
+def test_plain_mistakes_are_told_and_not_traced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: Any,
+    *,
+    command: str,
+    code: int,
+    words: str,
+) -> None:
+    bad_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    if command.startswith(("submit", "metrics")):
+        watched(request.getfixturevalue("cloud"), run_view())
+    result = grpohub(*command.split())
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert words in " ".join(result.output.split())
+
+
+def test_an_answer_that_is_not_the_hubs_is_called_so(cloud: StubApi) -> None:
+    page = (200, b"<html>a login page</html>")
+    cloud.on("GET /v1/runs", page)
+    cloud.on("GET /v1/endpoints/tv", endpoint_view())
+    cloud.on("POST /v1/endpoints/tv/chat", page)
+    for command in (["list"], ["chat", "tv", "How?"]):
+        result = grpohub(*command)
+        assert result.exit_code == 1
+        assert "is not the hub's answer" in " ".join(result.stderr.split())
+        assert "<html>a login page</html>" in result.stderr
+
+
 # Submitting
 
 
@@ -192,7 +287,8 @@ def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
 
 def watched(cloud: StubApi, *states: Any) -> None:
     cloud.on(f"GET {RUN}", *states)
-    entries = [happened("attempt.interrupted", "Spot took it", stage_index=1, step=5)]
+    text = f"Spot took it {QUOTED}"
+    entries = [happened("attempt.interrupted", text, stage_index=1, step=5)]
     cloud.on(f"GET {RUN}/timeline", TimelinePage(entries=entries))
     cloud.on(f"GET {RUN}/attempts", AttemptList(attempts=[attempt_view()]))
     found = [checkpoint_view(6, complete=False, reasons=["no flag of host 1 of 2"])]
@@ -237,6 +333,52 @@ def test_submit_wait_watches(cloud: StubApi, tmp_path: Path) -> None:
     assert "the data is empty" in result.stdout
 
 
+def test_a_program_that_waits_gets_the_run_alone(cloud: StubApi, tmp_path: Path) -> None:
+    cloud.on("POST /v1/runs", (201, run_view("PENDING")))
+    for command in (["watch", RUN_ID], ["submit", "--wait", run_folder(tmp_path)]):
+        watched(cloud, run_view("TRAINING"), run_view("SUCCEEDED"))
+        result = grpohub("--json", *command)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["state"] == "SUCCEEDED"
+        assert "Spot took it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"watch {RUN_ID}",
+        f"get {RUN_ID}",
+        f"timeline {RUN_ID}",
+        f"logs {RUN_ID}",
+        f"checkpoints {RUN_ID}",
+        f"metrics {RUN_ID} --stage 1 --name {QUOTED}",
+        f"metrics {RUN_ID} --stage 1 --name {QUOTED} --plot terminal",
+        "list",
+        "endpoints",
+        "rewards list",
+        "chat tv How? --compare tv",
+    ],
+)
+def test_what_the_hub_says_is_shown_to_the_letter(cloud: StubApi, command: str) -> None:
+    watched(cloud, run_view("SUCCEEDED", reason=QUOTED))
+    cloud.on("GET /v1/runs", RunPage(runs=[run_view(reason=QUOTED)]))
+    cloud.on(f"GET {RUN}/timeline", TimelinePage(entries=[happened("attempt.ended", QUOTED)]))
+    found = [checkpoint_view(6, metrics={QUOTED: 1.0})]
+    cloud.on(f"GET {RUN}/checkpoints", CheckpointList(checkpoints=found))
+    rows = [metric_row(4, **{QUOTED: 0.25})]
+    cloud.on(f"GET {RUN}/metrics", MetricsPage(stage_index=1, rows=rows))
+    line = LogLine(time=NOON, host="algo-1", message=QUOTED)
+    cloud.on(f"GET {RUN}/logs", LogsPage(job_name="j", lines=[line], complete=True))
+    cloud.on("GET /v1/endpoints", EndpointList(endpoints=[endpoint_view(reason=QUOTED)]))
+    cloud.on("GET /v1/endpoints/tv", endpoint_view())
+    cloud.on("POST /v1/endpoints/tv/chat", answers(QUOTED))
+    catalogue = RewardCatalogue(rewards=[RewardView(name="length", summary=QUOTED)])
+    cloud.on("GET /v1/rewards", catalogue)
+    result = grpohub(*command.split())
+    assert result.exit_code == 0, result.output
+    assert QUOTED in result.stdout
+
+
 def test_the_live_view_shows_stage_attempt_step_reward_checkpoint_and_interruptions(
     cloud: StubApi, hub: Hub
 ) -> None:
@@ -252,7 +394,7 @@ def test_the_live_view_shows_stage_attempt_step_reward_checkpoint_and_interrupti
     text = screen.export_text()
     for part in ("TRAINING", "smooth", "5/20", "0.5", "0.75", "1 interruption(s)", "ml.m5.xlarge",
                  "resumed from step 4", "checkpoint: step 4", "12.3 MB",
-                 "Spot took it"):  # fmt: skip
+                 f"Spot took it {QUOTED}"):  # fmt: skip
         assert part in text
 
 

@@ -32,6 +32,23 @@ def test_every_request_is_signed_for_the_api_in_its_region(api: StubApi, hub: Hu
     assert asked.headers["x-amz-date"]
 
 
+def test_no_proxy_stands_between_the_client_and_a_hub_on_this_machine(
+    api: StubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    api.on("GET /", (200, b"<ListAllMyBucketsResult/>"))
+    session = boto3.Session("a", "b", region_name="us-east-1")
+    settings = Settings(api.url, "us-east-1", session, api.url)
+    with Hub(settings=settings) as hub:
+        hub.info()
+    s3: Any = settings.aws("s3")
+    s3.list_buckets()
+    assert [asked.path for asked in api.asked] == ["/v1/info", "/"]
+
+
 def test_a_read_is_repeated_after_passing_trouble(api: StubApi, hub: Hub) -> None:
     trouble = (503, problem(503, "busy"))
     api.on(f"GET {RUN}", trouble, (429, b"slow down"), run_view())
