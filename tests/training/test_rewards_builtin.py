@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -71,10 +72,45 @@ def test_think_answer_format_rebuilds_what_the_template_prefilled() -> None:
         ("open_math", "<think>5</think><answer>$\\frac{3}{4}$</answer>", "0.75", 1),
         ("open_math", "no numbers here", "4", 0),
         ("open_math", "", "4", 0),
+        ("open_math", "答案是5。", "5", 1),
+        ("open_math", "答案：5，因为有5个。", "5", 1),
+        ("open_math", "答案是1/2。", "2", 0),
+        ("open_math", "<answer>共-12个</answer>", -12, 1),
+        ("open_math", "정답은5입니다", "5", 1),
+        ("open_math", "คำตอบคือ5", "5", 1),
+        ("open_math", "\u22125", "-5", 1),
+        ("open_math", "\u22125", "5", 0),
+        ("open_math", "-5", "\u22125", 1),
+        ("boxed_math", "\\boxed{\u22125}", "-5", 1),
     ],
 )
 def test_mathematical_equality(name: str, completion: str, truth: Any, wanted: float) -> None:
     assert score(name, completion, truth) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("boxed_math", {}),
+        ("open_math", {}),
+        ("exact_match", {"extract": "answer_tag"}),
+        ("choice", {}),
+        ("choice", {"choices": "NO"}),
+        ("regex", {"pattern": "(x)|None", "group_equals_ground_truth": True}),
+        ("numeric_tolerance", {}),
+        ("cosine_length", {"max_length": 100}),
+        ("cosine_length", {"max_length": 100, "correct_by": "boxed_math"}),
+        ("cosine_length", {"max_length": 100, "correct_by": "exact_match"}),
+        ("grid_navigation", {}),
+        ("score_side", {}),
+    ],
+)
+@pytest.mark.parametrize("completion", ["None", r"\boxed{None}", "", "5"])
+def test_a_missing_reference_is_a_fault_of_the_data(
+    name: str, parameters: dict[str, Any], completion: str
+) -> None:
+    with pytest.raises(GroundTruthError):
+        score(name, completion, None, **parameters)
 
 
 @pytest.mark.parametrize("name", ["boxed_math", "open_math"])
@@ -90,8 +126,9 @@ def test_exact_match_normalises_white_space_and_accepts_any_of_a_list() -> None:
     assert score("exact_match", "new york", "New York", ignore_case=True) == 1
     assert score("exact_match", "<think>x</think>NYC", ["New York", "NYC"]) == 1
     assert score("exact_match", "NYC", "NYC", extract="answer_tag") == 0
-    with pytest.raises(GroundTruthError):
-        score("exact_match", "x", None)
+    for nothing in ([], ["x", None]):
+        with pytest.raises(GroundTruthError):
+            score("exact_match", "x", nothing)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +142,23 @@ def test_exact_match_normalises_white_space_and_accepts_any_of_a_list() -> None:
         (r"\boxed{B}", "b", 1),
         ("I had a bad day", "A", 0),
         ("", "A", 0),
+        ("答案是B", "B", 1),
+        ("答案是b。", "B", 1),
+        ("选B", "B", 1),
+        ("选项B正确", "B", 1),
+        ("不选A，选B，不选C", "B", 1),
+        ("答案不是A，而是B", "B", 1),
+        ("答案是B，因为A不对", "B", 1),
+        ("정답은 B입니다", "B", 1),
+        ("คำตอบคือBครับ", "B", 1),
+        ("Die Antwort ist A, wie Häuser", "A", 1),
+        ("Ответ: В конце", "B", 0),
+        ("A. cat\nB. dog\nThe answer is B", "B", 1),
+        ("A. cat\nB. dog\nThe answer is B", "A", 0),
+        ("- A. cat\n- (B) dog\n\n**B. dog**", "B", 1),
+        ("A) cat B) dog. The answer is B.", "B", 1),
+        ("B. Option A is wrong", "B", 1),
+        ("B, the answer is a city", "B", 1),
     ],
 )
 def test_choice(completion: str, truth: str, wanted: float) -> None:
@@ -117,6 +171,8 @@ def test_regex_searches_or_matches_fully_and_can_compare_a_group() -> None:
     compare = {"pattern": r"id=(\d+)", "group_equals_ground_truth": True}
     assert score("regex", "id=1 id=12", 12, **compare) == 1
     assert score("regex", "id=12 id=1", 12, **compare) == 0
+    either = {"pattern": "(x)|None", "group_equals_ground_truth": True}
+    assert score("regex", "None", "None", **either) == 0
     with pytest.raises(RewardConfigError, match="no regular expression"):
         score("regex", "x", pattern="(")
 
@@ -135,6 +191,9 @@ def test_numeric_tolerance() -> None:
     assert score("numeric_tolerance", "about 3.2", 3.14159, absolute=0.01) == 0
     assert score("numeric_tolerance", "it is 1,234.5 in all", "1234.5") == 1
     assert score("numeric_tolerance", "so 25%", 0.25) == 1
+    assert score("numeric_tolerance", "\u22125", -5) == 1
+    assert score("numeric_tolerance", "\u22125", 5) == 0
+    assert score("numeric_tolerance", "-5", "\u22125") == 1
     assert score("numeric_tolerance", "1e400", 1.0) == 0
     assert score("numeric_tolerance", "none", 1.0) == 0
     with pytest.raises(GroundTruthError):
@@ -217,6 +276,8 @@ def answer(*actions: str) -> str:
         (answer(), 0, 0),
         (answer("JUMP"), 0, 0),
         ('<answer>{"action": ["DOWN","DOWN","RIGHT"]}</answer>', 1, 1),
+        ("<answer> [ { 'action' :\n[ 'DOWN' , 'DOWN' , 'RIGHT' , ] } ] </answer>", 1, 1),
+        ("<answer>{'action': ['DOWN', 'DOWN', 'RIGHT',,]}</answer>", 0, 0),
         ("<answer>[{‘action’: [‘DOWN’, ‘DOWN’, ‘RIGHT’]}]</answer>", 1, 1),
         ("<answer>[{'action': ['DOWN' 'DOWN' 'RIGHT']}]</answer>", 0, 0),
         ("[{'action': ['DOWN', 'DOWN', 'RIGHT']}]", 0, 0),
@@ -265,11 +326,64 @@ def test_grid_navigation_names_a_bad_reference(truth: Any) -> None:
         ("[2, 5]", "each", 0),
         ("<think>[2, 5, 5]</think> none", "each", 0),
         ("[2, five, 5]", "each", 0),
+        ("[ 1 ,\n5 , 5 , ]", "each", 1),
+        ("[1, 5, 5,,]", "each", 0),
+        ("[\u22121, 5, 5]", "each", 1),
         ("", "each", 0),
     ],
 )
 def test_score_side(completion: str, compare: str, wanted: float) -> None:
     assert score("score_side", completion, "[2, 5, 5]", compare=compare) == pytest.approx(wanted)
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "think_answer_format": {"answer": "actions"},
+    "length": {"maximum": 100},
+    "soft_overlong": {"max_length": 100, "cache": 5},
+}
+OPENINGS = [
+    "",
+    "[1",
+    "[1,",
+    "<think>a</think><answer>",
+    "<answer>",
+    "<answer>[",
+    "<answer>[{'action': [",
+    "<answer>[{'action': ['UP'",
+    "<answer>[{'action': ['UP',",
+    "<answer>[{'action': ['UP']",
+    "<answer>[{'action': ['UP']}",
+    "answer ",
+    "B",
+]
+PIECES = [" ", "\n", "1", ",", ", 1", "[", "[1 ", "{", "'UP', ", "-", "(", ".", "A ", "A. \n", "答"]
+PIECES += ["answer ", "<answer>", "</think>", "\\boxed{", "选"]
+
+
+@pytest.mark.parametrize("name", [name for name, one in built_ins().items() if not one.isolated])
+def test_what_runs_in_the_trainer_takes_time_linear_in_the_completion(name: str) -> None:
+    """A collapsed policy writes one thing until its limit. Of 10 times the text, 100 times the
+    work is refused; what is counted is the thread's own processor time, the least of three."""
+    truth = {"grid_navigation": {"action": ["UP"]}, "score_side": "[1]", "choice": "B"}.get(name, 5)
+    function = built_in(name).bind(NEEDED.get(name, {}))
+
+    def work(opening: str, piece: str, times: int) -> float:
+        text = f"{opening}{piece * times}x</answer>"
+        sample = Sample(text, ground_truth=truth, response_length=times)
+        taken = []
+        for _ in range(3):
+            start = time.thread_time()
+            function(sample)
+            taken.append(time.thread_time() - start)
+        return min(taken)
+
+    slow = [
+        (opening, piece)
+        for opening in OPENINGS
+        for piece in PIECES
+        if work(opening, piece, 3000) > 40 * work(opening, piece, 300)
+    ]
+    assert slow == []
 
 
 def test_the_catalogue_describes_every_built_in_the_run_file_knows() -> None:

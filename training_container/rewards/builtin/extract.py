@@ -1,4 +1,4 @@
-"""Finding the answer in a completion, in time linear in its length.
+"""Finding the answer and the reference of a sample, in time linear in the completion's length.
 
 A regular expression with two lazy wildcards is quadratic on the text a collapsing policy produces
 (one open tag after another), so tags are found by plain searching.
@@ -6,9 +6,42 @@ A regular expression with two lazy wildcards is quadratic on the text a collapsi
 
 from __future__ import annotations
 
-from contracts.built_in_rewards import AnswerPlace
+from typing import Any
 
-__all__ = ["answer_of", "boxed", "tagged", "without_thinking"]
+from contracts.built_in_rewards import AnswerPlace
+from training_container.rewards.interface import GroundTruthError, Sample
+
+__all__ = [
+    "HANGUL",
+    "UNSPACED",
+    "answer_of",
+    "boxed",
+    "plain_minus",
+    "reference_of",
+    "tagged",
+    "without_thinking",
+]
+
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+"""Scripts written without spaces, for a character class: Thai, Lao, Myanmar, Khmer, kana, Han with
+its extensions."""
+HANGUL = "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af"
+"""Written with spaces, but what follows a number or a Latin letter is joined to it."""
+
+
+def reference_of(sample: Sample) -> Any:
+    """The sample's ground truth. Raises GroundTruthError when it has none: 0 would be a lie."""
+    if sample.ground_truth is None:
+        raise GroundTruthError("no ground truth")
+    return sample.ground_truth
+
+
+def plain_minus(text: str) -> str:
+    """With the typographic minus sign (U+2212) as the hyphen that numbers are read with."""
+    return text.replace("\u2212", "-")
 
 
 def tagged(text: str, tag: str) -> str | None:

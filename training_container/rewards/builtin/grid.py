@@ -25,11 +25,12 @@ __all__ = ["actions_of", "grid_navigation"]
 
 _STEPS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}
 _QUOTE = "['\"‘’“”]"
-# Text of a model is matched, never evaluated; each part of the pattern has one way to match.
+# Text of a model is matched, never evaluated. White space is taken possessively: given back bit by
+# bit between two optional parts, a long run of it would cost its length squared.
 _ITEM = rf"{_QUOTE}(?:UP|DOWN|LEFT|RIGHT){_QUOTE}"
 _ANSWER = re.compile(
-    rf"\s*\[?\s*\{{\s*{_QUOTE}action{_QUOTE}\s*:\s*"
-    rf"\[\s*((?:{_ITEM}\s*(?:,\s*{_ITEM}\s*)*,?\s*)?)\]\s*\}}\s*\]?\s*",
+    rf"\s*+\[?\s*+\{{\s*+{_QUOTE}action{_QUOTE}\s*+:\s*+"
+    rf"\[\s*+((?:{_ITEM}\s*+(?:,\s*+{_ITEM}\s*+)*+,?\s*+)?+)\]\s*+\}}\s*+\]?\s*+",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"UP|DOWN|LEFT|RIGHT", re.IGNORECASE)

@@ -15,6 +15,7 @@ from contracts.built_in_rewards import (
     SoftOverlong,
 )
 from training_container.rewards.builtin import maths, texts
+from training_container.rewards.builtin.extract import UNSPACED
 from training_container.rewards.interface import Sample
 
 __all__ = [
@@ -61,14 +62,9 @@ def cosine_length(sample: Sample, parameters: CosineLength) -> float:
     return end + (start - end) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
-# Scripts written without spaces: Thai, Lao, Myanmar, Khmer, kana, Han with its extensions. A run
-# of over 40 other characters is no word of any language: cut to characters as well, or a policy
-# that repeats itself without a space would go unpunished.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff"
-)
-_UNIT = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+# A run of over 40 characters of a spaced script is no word of any language: cut to characters as
+# well, or a policy that repeats itself without a space would go unpunished.
+_UNIT = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _LONGEST_WORD = 40
 
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from contracts.built_in_rewards import ScoreSide
-from training_container.rewards.builtin.extract import without_thinking
+from training_container.rewards.builtin.extract import plain_minus, without_thinking
 from training_container.rewards.interface import GroundTruthError, Sample
 
 __all__ = ["score_side"]
 
 _NUMBER = r"[-+]?\d{1,6}(?:\.\d{1,6})?"
-_LIST = re.compile(rf"\[\s*({_NUMBER}(?:\s*,\s*{_NUMBER})*)\s*,?\s*\]")
+# Possessive, or a long run of white space in an unclosed list would cost its length squared.
+_LIST = re.compile(rf"\[\s*+({_NUMBER}(?:\s*+,\s*+{_NUMBER})*+)\s*+,?\s*+\]")
 
 
 def score_side(sample: Sample, parameters: ScoreSide) -> float:
@@ -38,7 +39,7 @@ def score_side(sample: Sample, parameters: ScoreSide) -> float:
 
 
 def _last_list(text: str) -> list[float] | None:
-    found = _LIST.findall(text)
+    found = _LIST.findall(plain_minus(text))
     return [float(part) for part in found[-1].split(",")] if found else None
 
 

@@ -12,23 +12,35 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.built_in_rewards import BoxedMath, MathSettings, OpenMath
-from training_container.rewards.builtin.extract import boxed, tagged, without_thinking
+from training_container.rewards.builtin.extract import (
+    HANGUL,
+    UNSPACED,
+    boxed,
+    plain_minus,
+    reference_of,
+    tagged,
+    without_thinking,
+)
 from training_container.rewards.interface import GroundTruthError, Sample
 
 __all__ = ["boxed_math", "open_math"]
 
 _PLAIN_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,9})?")
 _LATEX = re.compile(r"[\\^_{}]")
+_EASTERN = f"{UNSPACED}{HANGUL}\u3000-\u303f\uff01-\uff0c\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+"""Scripts that join words to numbers, and their full-width punctuation."""
+_JOINT = re.compile(rf"(?<=[{_EASTERN}])(?=[^\s{_EASTERN}])|(?<=[^\s{_EASTERN}])(?=[{_EASTERN}])")
 
 
 def boxed_math(sample: Sample, parameters: BoxedMath) -> float:
     r"""1 when the last \boxed{…} after the thinking equals the ground truth mathematically, else
     0; without a box 0."""
-    gold = _gold(sample.ground_truth, parameters.seconds)
+    truth = reference_of(sample)
+    gold = _gold(truth, parameters.seconds)
     answer = boxed(without_thinking(sample.completion))
     if answer is None:
         return 0.0
-    if _same_number(answer, sample.ground_truth):
+    if _same_number(answer, truth):
         return 1.0
     return _equal(gold, f"\\boxed{{{answer}}}", parameters)
 
@@ -36,10 +48,12 @@ def boxed_math(sample: Sample, parameters: BoxedMath) -> float:
 def open_math(sample: Sample, parameters: OpenMath) -> float:
     """1 when the last expression after the thinking (in the answer tag if there is one) equals
     the ground truth mathematically, else 0."""
-    gold = _gold(sample.ground_truth, parameters.seconds)
+    gold = _gold(reference_of(sample), parameters.seconds)
     after = without_thinking(sample.completion)
     answer = tagged(after, "answer")
-    return _equal(gold, after if answer is None else answer, parameters)
+    # math-verify finds a bare number between spaces only.
+    spaced = _JOINT.sub(" ", after if answer is None else answer)
+    return _equal(gold, spaced, parameters)
 
 
 def _same_number(answer: str, gold: Any) -> bool:
@@ -89,7 +103,7 @@ def _equal(gold: list[Any], answer: str, parameters: MathSettings) -> float:
 def _parse(text: str, seconds: int) -> list[Any]:
     from math_verify import parse
 
-    return list(parse(text, parsing_timeout=seconds, raise_on_error=True))
+    return list(parse(plain_minus(text), parsing_timeout=seconds, raise_on_error=True))
 
 
 def _in_time(work: Callable[[], Any], what: str) -> Any:
