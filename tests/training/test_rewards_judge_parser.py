@@ -57,10 +57,34 @@ def check(text: str, wanted: float | FailureKind, **parser: object) -> None:
         ("Reward: 0.3\nThat is the reward I find fair.", 0.3),
         ("<think>Reward: 0.9?</think>Reward: 0.2", 0.2),
         ("<think>Maybe Reward: 0.9, let me see", LOST),
+        ("Reward: 0.5 / 1", 0.5),
+        ("Reward: 0.5 (out of 1)", 0.5),
+        ("Reward: 1 / 10", LOST),
+        ("Reward: 1 out of 10", LOST),
+        ("**Reward: 1** / 10", LOST),
+        ("Reward: 1 point out of 10", LOST),
+        ("Reward: 1 of 10", LOST),
+        ("Reward: 0 to 1", LOST),
+        ("Reward: 0 or 1", LOST),
+        ("Reward: `0` - `1`", LOST),
+        ("Reward: 1 %", LOST),
+        ("Reward: 0.9 - good", 0.9),
+        ("Reward: 0.9 or so", 0.9),
+        ("Reward: 0.9\n- 2 typos", 0.9),
+        ("Reward: 0.5 (on a scale of 0 to 1)", 0.5),
+        ("Reward: " + "9" * 400, BEYOND),
     ],
 )
 def test_reward_label(text: str, wanted: float | FailureKind) -> None:
     check(text, wanted, kind="reward")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("Reward: 4 / 5", LOST), ("Reward: 4 / 10", 0.4), ("Reward: 4 out of 10.", 0.4)],
+)
+def test_reward_label_from_0_to_10(text: str, wanted: float | FailureKind) -> None:
+    check(text, wanted, kind="reward", maximum=10.0)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +107,9 @@ def test_reward_label(text: str, wanted: float | FailureKind) -> None:
         ("", LOST),
         ("example [[7]] but my score is [[2]]", 0.2),
         ("[[2]], in the form [[score]] you asked for", 0.2),
+        ("[[4 / 5]]", LOST),
+        ("[[7\n]]", 0.7),
+        ("[[1" + " " * 100_000 + "x", LOST),
     ],
 )
 def test_double_brackets_from_0_to_10(text: str, wanted: float | FailureKind) -> None:
@@ -103,6 +130,21 @@ def test_double_brackets_from_0_to_10(text: str, wanted: float | FailureKind) ->
         ("No doubt they agree", LOST),
         ("[[MAYBE]]", LOST),
         ("", LOST),
+        ("Finish with [[YES]] or [[NO]].\nVerdict: yes", 1),
+        ("I was told to end with [[YES]] or [[NO]].\n\nYES", 1),
+        ("Finish with [[YES]] or [[NO]].", LOST),
+        ("Verdict: [[YES]]", 1),
+        ("Verdict: [[YES]] or [[NO]]", LOST),
+        ("[[YES]], I thought.\n\nFinal verdict: NO", 0),
+        ("Verdict: no. On second thought [[YES]]", 1),
+        ("Verdict: YES/NO", LOST),
+        ("Verdict: yes or no?", LOST),
+        ("Verdict: No errors found, so it is correct.", LOST),
+        ("[[NO]] is wrong. Verdict: No errors found, so it is correct.", LOST),
+        ("Verdict: No, the second one differs.", 0),
+        ("Verdict: yes - they agree", 1),
+        ("Verdict: yes. The reference answer is no longer needed", 1),
+        ("The answer is no.", 0),
     ],
 )
 def test_verdict(text: str, wanted: float | FailureKind) -> None:
@@ -117,13 +159,27 @@ def test_verdict(text: str, wanted: float | FailureKind) -> None:
         ('like {"score": 1}: I say {"score": 5}', 1),
         ('{"score": 5} and {"other": 1}', 1),
         ('{"score": "3"}', 0.5),
-        ('{"score": 3.0, "parts": {"a": {"score": 1}}}', 0),  # the last object
+        ('{"score": 3.0, "parts": {"a": {"score": 1}}}', 0.5),
+        ('{"score": 5, "criteria": {"clarity": {"score": 2}}}', 1),
+        ('{"criteria": {"clarity": {"score": 2}}}', LOST),
+        ('{"criteria": {"score": 2}, \'score\': 5}', LOST),
+        ('{"criteria": {"score": 2}, "score": ', LOST),
+        ('{"score": 3, that is, {"score": 5}', 1),
+        ('{"score": 5} {"score": "bad"}', LOST),
+        ('{"score": 1' + "0" * 400 + "}", BEYOND),
+        ('{"score": 3} {"score": ' + "9" * 5000 + "}", BEYOND),
+        ('{"score": NaN}', BEYOND),
         ('{"score": 6}', BEYOND),
         ('{"score": true}', LOST),
         ('{"score": null}', LOST),
         ('{"points": 3}', LOST),
         ('{"score": 3', LOST),
         ("{" * 3000, LOST),
+        ('{"a":[' * 100_000, LOST),
+        ('{"' * 100_000, LOST),
+        ('{"score": 3}' + '{"' * 2000 + '{"score": 5}', LOST),
+        (r"\frac{1}{2} " * 2000 + '{"score": 5}', 1),
+        ('{"a":[' * 300 + "0," * 300_000, LOST),
     ],
 )
 def test_json_field_from_1_to_5(text: str, wanted: float | FailureKind) -> None:
