@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +23,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from client.columns import DATA_SUFFIXES
 from client.console import (
     EXIT_FAILED,
     EXIT_INVALID,
@@ -39,7 +42,7 @@ from client.upload import Uploader, content_sha256, input_key
 from client.watch import exit_code
 from contracts.api import RunView
 from contracts.layout import join_uri, upload_error_key
-from contracts.problems import InvalidInputError, Problem
+from contracts.problems import InvalidInputError, Problem, nearest
 
 __all__ = ["app"]
 
@@ -47,6 +50,7 @@ app = typer.Typer()
 recipes = typer.Typer(help="Run files that an uploaded data file starts.", no_args_is_help=True)
 app.add_typer(recipes, name="recipes")
 
+_RUN_FILES = ("run.yaml", "run.yml")
 RunFile = Annotated[Path, typer.Argument(help="A run file.")]
 
 
@@ -143,33 +147,83 @@ def upload(
 ) -> None:
     """Put a file into the hub's inbox, which starts a run by itself.
 
-    A data file needs --recipe; a file named run.yaml carries its own settings, whose data and
-    models must be in S3.
+    A data file needs --recipe. A run.yaml brings the files it names from beside it, and its data
+    and models are uploaded when they are on this machine.
     """
-    if recipe is None and file.name != "run.yaml":
-        err.print("[red]a data file needs --recipe; only a run.yaml starts a run on its own[/red]")
-        raise typer.Exit(EXIT_INVALID)
-    folder = recipe if recipe is not None else f"{file.resolve().parent.name}-{time.time_ns():x}"
-    key = f"uploads/{folder}/{file.name}"
-    with reported_errors(), state_of(context).hub() as hub:
-        if not file.is_file():
-            problem = Problem(str(file), None, "is no file", "Name a file on this machine.")
-            raise InvalidInputError([problem], subject="upload")
-        bucket = hub.info().bucket
-        s3: Any = hub.settings.aws("s3")
-        known = {run.run_id for run in hub.runs(limit=50)}
-        with _progress_bar() as told:
-            Uploader(s3, bucket, told).put(file, key, always=True)
-        out.print(f"uploaded {join_uri(bucket, key)}")
-        if wait:
-            run = _started_by(hub, s3, bucket, key, known, wait)
-            out.print(f"[green]started[/green] {run.run_id}")
+    state = state_of(context)
+    say = err if state.as_json else out
+    with reported_errors():
+        _check_upload(file, recipe)
+        prepared = prepare(file) if recipe is None else None
+        with state.hub() as hub:
+            if recipe is not None:
+                _check_recipe(hub, recipe)
+            folder = recipe or f"{file.resolve().parent.name}-{time.time_ns():x}"
+            key = f"uploads/{folder}/{file.name}"
+            bucket = hub.info().bucket
+            s3: Any = hub.settings.aws("s3")
+            known = {run.run_id for run in hub.runs(limit=50)}
+            old = _report(s3, bucket, key)
+            with _progress_bar() as told:
+                uploader = Uploader(s3, bucket, told)
+                if prepared is None:
+                    uploader.put(file, key, always=True)
+                else:
+                    text = _rewritten(prepared, uploader)
+                    for name in prepared.files:
+                        uploader.put(file.parent / name, f"uploads/{folder}/{name}", always=True)
+                    # Last: with it the run starts.
+                    s3.put_object(Bucket=bucket, Key=key, Body=text.encode())
+            uri = join_uri(bucket, key)
+            say.print(f"uploaded {escape(uri)}")
+            run = _started_by(hub, s3, bucket, key, known, old, wait) if wait else None
+    if run is not None:
+        say.print(f"[green]started[/green] {run.run_id}")
+    if state.as_json:
+        show_json({"object": uri} if run is None else run)
+
+
+def _check_upload(file: Path, recipe: str | None) -> None:
+    """Refuse what the hub would leave lying in its inbox."""
+    known = ", ".join(DATA_SUFFIXES)
+    if not file.is_file():
+        problem = Problem(str(file), None, "is no file", "Name a file on this machine.")
+    elif recipe is None and file.name not in _RUN_FILES:
+        fix = "Name it with --recipe; only a run.yaml starts a run on its own."
+        problem = Problem(str(file), None, "needs a recipe", fix)
+    elif recipe is not None and not file.name.endswith(DATA_SUFFIXES):
+        problem = Problem(str(file), None, "is no data file", f"End its name in {known}.")
+    else:
+        return
+    raise InvalidInputError([problem], subject="upload")
+
+
+def _check_recipe(hub: Hub, name: str) -> None:
+    known = hub.recipes()
+    if name in known:
+        return
+    guess = nearest(name, known)
+    fix = f"Registered are: {', '.join(known)}." if known else "Register it: grpohub recipes put"
+    if guess:
+        fix = f"Did you mean `{guess}`?"
+    problem = Problem("--recipe", name, "is no recipe of this hub", fix)
+    raise InvalidInputError([problem], subject="upload")
+
+
+def _rewritten(prepared: PreparedRun, uploader: Uploader) -> str:
+    """The run file with its local data and models uploaded and named by their addresses."""
+    uris = {source: uploader.upload(source) for source in prepared.uploads()}
+    # JSON is YAML, and the rewritten addresses are data, not the file's text.
+    return json.dumps(prepared.with_sources(uris), indent=2, ensure_ascii=False)
 
 
 def _started_by(
-    hub: Hub, s3: Any, bucket: str, key: str, known: set[str], seconds: float
+    hub: Hub, s3: Any, bucket: str, key: str, known: set[str], old: _Report | None, seconds: float
 ) -> RunView:
-    """The run that an upload started. Exits with the hub's report when it was refused."""
+    """The run that an upload started. Exits with the hub's report when it was refused.
+
+    ``old`` is the report that an earlier upload to the same key left.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for summary in hub.runs(limit=50):
@@ -178,30 +232,43 @@ def _started_by(
                 if key in run.source:
                     return run
                 known.add(summary.run_id)
-        try:
-            report = s3.get_object(Bucket=bucket, Key=upload_error_key(key))["Body"].read()
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
-                raise
-        else:
-            err.print(f"[red]refused[/red]: {join_uri(bucket, upload_error_key(key))}")
-            err.print(escape(report.decode()))
+        report = _report(s3, bucket, key)
+        if report is not None and report != old:
+            uri = join_uri(bucket, upload_error_key(key))
+            err.print(f"[red]refused[/red]: {escape(uri)}")
+            err.print(escape(report.text))
             raise typer.Exit(EXIT_INVALID)
         time.sleep(1)
     err.print(f"no run has started within {seconds:g} s; look at `grpohub list`")
     raise typer.Exit(EXIT_FAILED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """Why an upload was refused, and when that was written."""
+
+    text: str
+    time: dt.datetime
+
+
+def _report(s3: Any, bucket: str, key: str) -> _Report | None:
+    try:
+        found = s3.get_object(Bucket=bucket, Key=upload_error_key(key))
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
+            raise
+        return None
+    return _Report(found["Body"].read().decode(), found["LastModified"])
+
+
 @recipes.command("put")
 def put_recipe(context: typer.Context, name: str, file: RunFile) -> None:
-    """Register a run file: data uploaded with --recipe NAME replaces its first stage's data."""
+    """Register a run file: data uploaded with --recipe NAME is every stage's training data."""
     with reported_errors(), state_of(context).hub() as hub:
         prepared = prepare(file)
         with _progress_bar() as told:
             uploader = Uploader(hub.settings.aws("s3"), hub.info().bucket, told)
-            uris = {source: uploader.upload(source) for source in prepared.uploads()}
-        # JSON is YAML, and the rewritten addresses are data, not the file's text.
-        text = json.dumps(prepared.with_sources(uris), indent=2, ensure_ascii=False)
+            text = _rewritten(prepared, uploader)
         hub.put_recipe(name, text, prepared.files)
     out.print(f"[green]registered[/green] {escape(name)}")
 

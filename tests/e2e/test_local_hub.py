@@ -172,25 +172,37 @@ def test_a_data_file_uploaded_for_a_recipe_starts_it_once(cloud, tmp_path, monke
 
 
 @pytest.mark.long
-def test_a_bad_file_in_the_inbox_is_answered_beside_it(cloud, tmp_path, monkeypatch):
-    point_commands_at(cloud, monkeypatch)
-    (tmp_path / "run.yaml").write_text(json.dumps({**spec(cloud), "stages": []}))
-    refused = CliRunner().invoke(app, ["upload", str(tmp_path / "run.yaml"), "--wait", "200"])
-    assert refused.exit_code == 2, refused.output
-    assert "run.yaml.error.json" in refused.stderr
-    assert "stages" in refused.stderr
+def test_a_bad_file_in_the_inbox_is_answered_beside_it(cloud):
+    s3, bucket = cloud.client("s3"), cloud.outputs["BucketName"]
+    body = json.dumps({**spec(cloud), "stages": []}).encode()
+    s3.put_object(Bucket=bucket, Key="uploads/bad/run.yaml", Body=body)
+    answer = "uploads/bad/run.yaml.error.json"
+    until(lambda: s3.list_objects_v2(Bucket=bucket, Prefix=answer).get("Contents"), SECONDS)
+    report = json.load(s3.get_object(Bucket=bucket, Key=answer)["Body"])
+    assert "stages" in report["problems"][0]["path"]
 
 
 @pytest.mark.long
-def test_an_uploaded_run_file_starts_its_run(cloud):
+def test_an_uploaded_run_file_starts_its_run_with_what_lies_beside_it(cloud, tmp_path, monkeypatch):
+    point_commands_at(cloud, monkeypatch)
     hub = hub_of(cloud)
-    body = json.dumps(spec(cloud, name="uploaded", steps=2)).encode()
-    cloud.client("s3").put_object(
-        Bucket=cloud.outputs["BucketName"], Key="uploads/team/run.yaml", Body=body
+    document = spec(cloud, name="uploaded", steps=2)
+    document["stages"][0]["data"]["train"] = "train.jsonl"
+    document["stages"][0]["prompt"] = {"template_file": "prompt.jinja"}
+    (tmp_path / "train.jsonl").write_text('{"problem": "2+2?", "answer": "4"}\n')
+    (tmp_path / "prompt.jinja").write_text("Reckon: {{ content }}")
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(document))
+    sent = CliRunner().invoke(app, ["upload", str(file), "--wait", "200"])
+    assert sent.exit_code == 0, sent.output
+    [summary] = [run for run in hub.runs() if run.run_id.startswith("uploaded-")]
+    assert f"started {summary.run_id}" in sent.stdout
+    run = finished(hub, summary.run_id)
+    assert run.state is RunState.SUCCEEDED, run.reason
+    code = cloud.client("s3").get_object(
+        Bucket=cloud.outputs["BucketName"], Key=f"runs/{run.run_id}/code/prompt.jinja"
     )
-    found = until(lambda: [run for run in hub.runs() if run.run_id.startswith("uploaded-")])
-    assert len(found) == 1
-    assert finished(hub, found[0].run_id).state is RunState.SUCCEEDED
+    assert code["Body"].read() == b"Reckon: {{ content }}"
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ from typing import Any
 
 import boto3
 import pytest
+import typer
+import yaml
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 from typer.testing import CliRunner, Result
 
 from client import console
@@ -115,6 +120,20 @@ def test_a_program_gets_the_report_as_json_wherever_it_asks(tmp_path: Path) -> N
     good = run_folder(tmp_path / "good")
     report = json.loads(grpohub("validate", "--json", good).stdout)
     assert report == {"valid": True, "problems": [], "notes": []}
+
+
+def test_every_command_that_the_pages_name_exists() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = re.findall(r"\bgrpohub (?:--[a-z-]+ )*([a-z-]+)(?: ([a-z-]+))?", text)
+    whole: Any = typer.main.get_command(app)
+    known = {**whole.commands, "local": typer.main.get_command(local_app)}
+    assert len(named) > 30
+    for name, below in named:
+        assert name in known, f"grpohub {name}"
+        group = getattr(known[name], "commands", None)
+        if group is not None and below:
+            assert below in group, f"grpohub {name} {below}"
 
 
 def test_the_schema_is_json() -> None:
@@ -611,6 +630,13 @@ def test_what_cannot_be_sent_as_an_image_is_refused(
 # Uploads, recipes, rewards
 
 
+@pytest.fixture
+def nightly(cloud: StubApi) -> None:
+    """A hub with one recipe."""
+    cloud.on("GET /v1/recipes", RecipeList(recipes=["nightly"]))
+
+
+@pytest.mark.usefixtures("nightly")
 def test_an_upload_says_which_run_it_started(cloud: StubApi, tmp_path: Path, s3: Any) -> None:
     data = tmp_path / "new.jsonl"
     data.write_text("{}\n")
@@ -622,26 +648,76 @@ def test_an_upload_says_which_run_it_started(cloud: StubApi, tmp_path: Path, s3:
     assert result.exit_code == 0, result.output
     assert f"started {RUN_ID}" in result.stdout
     assert s3.get_object(Bucket="hub-bucket", Key="uploads/nightly/new.jsonl")
+    cloud.on("GET /v1/runs", RunPage(runs=[old]), RunPage(runs=[started, old]))
+    result = grpohub("--json", "upload", data, "--recipe", "nightly")
+    assert json.loads(result.stdout)["run_id"] == RUN_ID
+    result = grpohub("--json", "upload", data, "--recipe", "nightly", "--wait", "0")
+    assert json.loads(result.stdout) == {"object": "s3://hub-bucket/uploads/nightly/new.jsonl"}
 
 
+def test_an_uploaded_run_file_comes_last_and_brings_what_it_names(
+    cloud: StubApi, tmp_path: Path, s3: Any
+) -> None:
+    """The run starts when the hub hears of the run file: all else must be there by then."""
+    cloud.on("GET /v1/runs", RunPage(runs=[]))
+    result = grpohub("upload", run_folder(tmp_path / "sums"), "--wait", "0")
+    assert result.exit_code == 0, result.output
+    keys = list(s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets["hub-bucket"].keys)
+    folder, _, name = keys[-1].rpartition("/")
+    assert name == "run.yaml"
+    assert folder.startswith("uploads/sums-")
+    beside = [key.removeprefix(f"{folder}/") for key in keys if key.startswith(folder)]
+    assert sorted(beside) == ["helper.py", "prompt.jinja", "rewards.py", "run.yaml"]
+    body = s3.get_object(Bucket="hub-bucket", Key=keys[-1])["Body"].read()
+    [stage] = yaml.safe_load(body)["stages"]
+    assert stage["data"]["train"].removeprefix("s3://hub-bucket/") in keys
+    assert stage["rewards"][0]["file"] == "rewards.py"
+
+
+@pytest.mark.usefixtures("nightly")
 def test_a_refused_upload_shows_the_report_left_beside_it(
     cloud: StubApi, tmp_path: Path, s3: Any
 ) -> None:
     data = tmp_path / "new.jsonl"
     data.write_text("{}\n")
-    cloud.on("GET /v1/runs", RunPage(runs=[]))
-    key = "uploads/nightly/new.jsonl.error.json"
-    s3.put_object(Bucket="hub-bucket", Key=key, Body=b'{"detail": "no such recipe"}')
+    report = {"Bucket": "hub-bucket", "Key": "uploads/nightly/new.jsonl.error.json"}
+    s3.put_object(**report, Body=b'{"detail": "refused before"}')
+
+    def refused(_asked: Asked) -> Answer:
+        s3.put_object(**report, Body=b'{"detail": "refused now"}')
+        return 200, RunPage(runs=[])
+
+    cloud.on("GET /v1/runs", RunPage(runs=[]), RunPage(runs=[]), refused)
     result = grpohub("upload", data, "--recipe", "nightly")
     assert result.exit_code == 2
-    assert "no such recipe" in result.stderr
+    assert "refused now" in result.stderr
+    assert "refused before" not in result.stderr
 
 
-def test_an_upload_that_would_start_nothing_is_refused_here(cloud: StubApi, tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text("{}")
-    assert grpohub("upload", tmp_path / "data.jsonl").exit_code == 2
-    assert grpohub("upload", tmp_path / "none.jsonl", "--recipe", "r").exit_code == 2
-    assert cloud.asked == []
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("data.jsonl", "needs a recipe"),
+        ("none.jsonl --recipe nightly", "is no file"),
+        ("data.csv --recipe nightly", "End its name in .jsonl, .json, .parquet"),
+        ("run.yaml --recipe nightly", "End its name in .jsonl, .json, .parquet"),
+        ("data.jsonl --recipe nihgtly", "Did you mean `nightly`?"),
+        ("data.jsonl --recipe other", "Registered are: nightly."),
+        ("wrong/run.yaml", "Did you mean `max_steps`?"),
+    ],
+)
+@pytest.mark.usefixtures("nightly")
+def test_an_upload_that_would_start_nothing_is_refused_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: Any, command: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "wrong", max_stepz=5)
+    for name in ("data.jsonl", "data.csv", "run.yaml"):
+        (tmp_path / name).write_text("{}")
+    refused = grpohub("upload", *command.split())
+    assert refused.exit_code == 2, refused.output
+    assert words in refused.stderr
+    assert "Contents" not in s3.list_objects_v2(Bucket="hub-bucket")
 
 
 def test_a_recipe_is_registered_with_its_files_and_addresses(
