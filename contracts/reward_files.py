@@ -11,14 +11,35 @@ from collections.abc import Sequence
 
 from contracts.problems import Problem, nearest
 
-__all__ = ["check_reward_file"]
+__all__ = [
+    "COMPLETIONS",
+    "EASYR1_BATCH",
+    "EASYR1_ONE",
+    "GROUND_TRUTH",
+    "INPUTS",
+    "PREDICT",
+    "PROVIDED_COLUMNS",
+    "check_reward_file",
+]
 
-_COMPLETIONS = {"completions", "completion", "predict", "predictions", "reward_input",
-                "reward_inputs", "response", "responses", "inputs", "predict_str"}  # fmt: skip
-_ALWAYS_GIVEN = {
-    "completions", "prompts", "messages", "ground_truth", "response_length", "truncated",
-    "ground_truths",
-}  # fmt: skip
+COMPLETIONS = "completions"
+"""First parameter of ms-swift's and TRL's functions of a batch and its columns."""
+INPUTS = "inputs"
+"""Only parameter of ms-swift's plugins."""
+EASYR1_BATCH, EASYR1_ONE = "reward_inputs", "reward_input"
+"""Only parameter of EasyR1's functions, whatever its name where the file sets `REWARD_TYPE`."""
+PREDICT = ("predict", "prediction", "predict_str", "completion", "response")
+GROUND_TRUTH = ("ground_truth", "answer", "solution", "label")
+"""First and second parameter of a plain function of one sample."""
+PROVIDED_COLUMNS = (
+    "prompts", "messages", "ground_truth", "response_length", "truncated", "is_truncated",
+)  # fmt: skip
+"""What a `(completions, **columns)` function may ask for besides the dataset's columns."""
+
+_FIX = (
+    "Accept `(completions, **columns)`, `(predict, ground_truth)`, `(reward_inputs)`, "
+    "`(reward_input)` or `(inputs)`."
+)
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -46,72 +67,97 @@ def check_reward_file(
         text = (error.text or "").rstrip()
         return [Problem(path, text, f"syntax error at {where}: {error.msg}", "Mend this line.")]
     bound = _bound_names(tree)
-    if function not in bound:
+    if function not in bound and "*" not in bound:
         guess = nearest(function, list(bound))
         listed = ", ".join(sorted(bound)) or "nothing"
         fix = f"Did you mean `{guess}`?" if guess else f"The file defines {listed}."
         return [Problem(path, function, "is not defined in this file", fix)]
-    node = bound[function]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return _signature(node, path, columns, set(parameters))
-    return []
+    typed = not bound.keys().isdisjoint({"REWARD_TYPE", "*"})
+    given = set(parameters)
+    found = [_problems(node, path, columns, given, typed) for node in bound.get(function, ())]
+    # Which of several definitions stands is known when the file runs: one that fits will do.
+    return min(found, key=len, default=[])
 
 
-def _bound_names(tree: ast.Module) -> dict[str, ast.stmt]:
-    names: dict[str, ast.stmt] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names[node.name] = node
-        elif isinstance(node, ast.Assign):
-            names.update({t.id: node for t in node.targets if isinstance(t, ast.Name)})
-        elif isinstance(node, ast.ImportFrom):
-            names.update({alias.asname or alias.name: node for alias in node.names})
+def _bound_names(tree: ast.Module) -> dict[str, list[ast.AST]]:
+    """What the module's own statements bind, those below `if` and `try` too; `*` for a star."""
+    names: dict[str, list[ast.AST]] = {}
+    pending: list[ast.AST] = [tree]
+    for node in pending:
+        bound: list[str] = []
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                bound = [name]
+            case ast.ClassDef(name=name):
+                bound = [name]
+            case ast.Assign(targets=targets):
+                bound = [name for target in targets for name in _targets(target)]
+            case ast.AnnAssign(target=target, value=ast.expr()):
+                bound = _targets(target)
+            case ast.ImportFrom(names=aliases):
+                bound = [alias.asname or alias.name for alias in aliases]
+            case ast.expr():
+                pass
+            case _:
+                pending.extend(ast.iter_child_nodes(node))
+        for name in bound:
+            names.setdefault(name, []).append(node)
     return names
 
 
-def _signature(
-    node: AnyFunction, path: str, columns: Sequence[str] | None, parameters: set[str]
+def _targets(target: ast.expr) -> list[str]:
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+
+
+def _problems(
+    node: ast.AST,
+    path: str,
+    columns: Sequence[str] | None,
+    parameters: set[str],
+    typed: bool,
 ) -> list[Problem]:
-    positional = [*node.args.posonlyargs, *node.args.args]
+    """Problems of one definition; none where only running it would tell its signature."""
+    if not isinstance(node, AnyFunction) or node.decorator_list:
+        return []
+    positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    optional = set(positional[len(positional) - len(node.args.defaults) :])
+    names = list(positional)
+    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        names.append(argument.arg)
+        if default is not None:
+            optional.add(argument.arg)
+    free = [name for name in names if name not in parameters]
+    required = [name for name in free if name not in optional]
     line = f"line {node.lineno}"
-    if not positional and node.args.vararg is None:
-        keyword_only = {argument.arg for argument in node.args.kwonlyargs}
-        if not keyword_only & _COMPLETIONS:
-            return [
-                Problem(
-                    path,
-                    node.name,
-                    f"{line}: takes no completions",
-                    "Accept the completions as the first parameter.",
-                )
-            ]
-    required = positional[1 : len(positional) - len(node.args.defaults) or None]
-    if len(node.args.defaults) >= len(positional):
-        required = []
-    names = [argument.arg for argument in required]
-    names += [
-        argument.arg
-        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        if default is None
-    ]
-    accepted = {argument.arg for argument in (*positional, *node.args.kwonlyargs)}
     problems = []
     if node.args.kwarg is None:
         problems += [
             Problem(path, name, f"{line}: `{node.name}` has no parameter `{name}`",
-                    f"Remove it from `parameters`, or accept it ({', '.join(sorted(accepted))}).")
-            for name in sorted(parameters - accepted)
+                    f"Remove it from `parameters`, or accept it ({', '.join(names)}).")
+            for name in sorted(parameters.difference(names))
         ]  # fmt: skip
+    first = free[0] if free else None
+    if first != COMPLETIONS:
+        if not _is_known(first, required, typed):
+            problems.append(Problem(path, node.name, f"{line}: is no reward signature", _FIX))
+        return problems
     if columns is None:
         return problems
-    given = {*columns, *_ALWAYS_GIVEN, *_COMPLETIONS, *parameters}
-    for name in names:
-        if name not in given:
-            guess = nearest(name, list(columns))
-            fix = f"Did you mean `{guess}`?" if guess else f"Columns: {', '.join(columns)}."
-            problems.append(
-                Problem(
-                    path, name, f"{line}: `{node.name}` needs `{name}`, which is no column", fix
-                )
-            )
+    known = [*columns, *PROVIDED_COLUMNS]
+    for name in required:
+        if name not in (COMPLETIONS, *known):
+            guess = nearest(name, known)
+            listed = f"Columns: {', '.join(columns)}. Given too: {', '.join(PROVIDED_COLUMNS)}."
+            fix = f"Did you mean `{guess}`?" if guess else listed
+            reason = f"{line}: `{node.name}` needs `{name}`, which is no column"
+            problems.append(Problem(path, name, reason, fix))
     return problems
+
+
+def _is_known(first: str | None, required: Sequence[str], typed: bool) -> bool:
+    """A function whose first parameter is not `completions` follows one of the interfaces."""
+    if first == INPUTS and list(required) in ([INPUTS], []):
+        return True
+    if len(required) == 1 and (typed or first in (EASYR1_BATCH, EASYR1_ONE)):
+        return True
+    return len(required) == 2 and required[0] in PREDICT and required[1] in GROUND_TRUTH

@@ -8,6 +8,15 @@ from typing import Any
 
 import pytest
 
+from contracts.reward_files import (
+    EASYR1_BATCH,
+    EASYR1_ONE,
+    GROUND_TRUTH,
+    INPUTS,
+    PREDICT,
+    PROVIDED_COLUMNS,
+    check_reward_file,
+)
 from training_container.rewards.interface import RewardConfigError, Sample
 from training_container.rewards.scorer import Scorer
 from training_container.rewards.user_file import UserFunction, load_user_function
@@ -146,6 +155,39 @@ def test_a_function_that_cannot_be_called_is_refused_with_what_would_do(
     """hiyouga/EasyR1#338 and modelscope/ms-swift#7069: found by a TypeError in mid-training."""
     with pytest.raises(RewardConfigError, match=message):
         load(tmp_path, source)
+
+
+SIGNATURES = [
+    *(f"completions, {name}" for name in PROVIDED_COLUMNS),
+    *(f"{first}, {second}" for first in PREDICT for second in GROUND_TRUTH),
+    *(EASYR1_BATCH, EASYR1_ONE, INPUTS, "completions, level", "*, completions, level", "scale=1"),
+    *("completions, ground_truths", "completions, response", "completions, level, nothing"),
+    *("predict, truth", "predict, level", "answer, predict", "predict", "row", "*rows", "**rows"),
+    *("inputs, level", "inputs, scale=1", "reward_inputs, level", "reward_input, answer", ""),
+    *("predict, answer, scale", "predict, answer, scale=1", "response=1", "completions, **rows"),
+]
+
+
+@pytest.mark.parametrize("head", ["", "REWARD_TYPE = 'batch'\n"])
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_what_is_refused_at_submit_time_is_what_the_job_would_refuse(
+    tmp_path: Path, signature: str, head: str
+) -> None:
+    source = f"{head}def reward({signature}): return 1"
+    columns = ("level", "answer")
+    refused = check_reward_file(source, "reward", path="r.py", columns=columns)
+    if refused:
+        with pytest.raises(RewardConfigError):
+            load(tmp_path, source, columns=columns)
+    else:
+        load(tmp_path, source, columns=columns)
+
+
+def test_every_column_that_is_promised_is_given(tmp_path: Path) -> None:
+    names = ", ".join(PROVIDED_COLUMNS)
+    source = f"def reward(completions, {names}):\n    return [{names}]"
+    columns = load(tmp_path, source).call(SAMPLES)
+    assert all(None not in column for column in columns)
 
 
 def test_an_unknown_parameter_is_refused(tmp_path: Path) -> None:

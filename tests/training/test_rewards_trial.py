@@ -158,7 +158,7 @@ def test_each_file_gets_the_scores_its_platform_gives_it(tmp_path: Path) -> None
     found = {source.name: source for source in view.sources}
     assert {name: found[name].scores for name in WANTED} == WANTED
     assert found["no_reward"].state == "failed"
-    assert "`f` needs `b`, which is no column" in str(found["no_reward"].reason)
+    assert "is no reward signature" in str(found["no_reward"].reason)
 
 
 def test_the_trial_s_scores_are_those_of_a_training_step(tmp_path: Path) -> None:

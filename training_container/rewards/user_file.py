@@ -31,14 +31,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contracts.reward_files import (
+    COMPLETIONS,
+    EASYR1_BATCH,
+    EASYR1_ONE,
+    GROUND_TRUTH,
+    INPUTS,
+    PREDICT,
+    PROVIDED_COLUMNS,
+)
 from training_container.rewards.interface import RewardConfigError, Sample
 
-__all__ = ["PROVIDED_COLUMNS", "UserFunction", "load_module", "load_user_function"]
-
-_COMPLETIONS, _INPUTS = "completions", "inputs"
-_PREDICT = ("predict", "prediction", "predict_str", "completion", "response")
-_GROUND_TRUTH = ("ground_truth", "answer", "solution", "label")
-_EASYR1_BATCH, _EASYR1_ONE = "reward_inputs", "reward_input"
+__all__ = ["UserFunction", "load_module", "load_user_function"]
 
 _ACCEPTED = """accepted signatures:
   (completions, **columns) -> list[float | None]
@@ -149,14 +153,14 @@ def _recognise(
     first = named[0].name if named else ""
     call = _runner(target, parameters)
 
-    if first == _COMPLETIONS:
+    if first == COMPLETIONS:
         wanted = _wanted_columns(name, named[1:], required, available)
         return _columns_style(call, wanted, takes_any, available)
-    if first == _INPUTS and required in ([_INPUTS], []):
+    if first == INPUTS and required in ([INPUTS], []):
         return UserFunction("plugin", False, None, lambda batch: call(_plugin_rows(batch)))
-    if len(required) == 1 and (reward_type is not None or first in (_EASYR1_BATCH, _EASYR1_ONE)):
+    if len(required) == 1 and (reward_type is not None or first in (EASYR1_BATCH, EASYR1_ONE)):
         return _easyr1_style(call, name, first, reward_type)
-    if len(required) == 2 and required[0] in _PREDICT and required[1] in _GROUND_TRUTH:
+    if len(required) == 2 and required[0] in PREDICT and required[1] in GROUND_TRUTH:
         return UserFunction(
             "plain",
             True,
@@ -227,8 +231,7 @@ _PROVIDERS: Mapping[str, Callable[[Sample], Any]] = {
     "truncated": lambda sample: sample.truncated,
     "is_truncated": lambda sample: sample.truncated,
 }
-PROVIDED_COLUMNS = tuple(_PROVIDERS)
-"""What a `(completions, **columns)` function may ask for besides the dataset's columns."""
+"""`PROVIDED_COLUMNS`, by name."""
 
 
 def _column(sample: Sample, name: str) -> Any:
@@ -255,7 +258,7 @@ def _plugin_rows(batch: Sequence[Sample]) -> list[dict[str, Any]]:
 def _easyr1_style(
     call: Callable[..., Any], name: str, first: str, reward_type: object
 ) -> UserFunction:
-    kind = reward_type or ("sequential" if first == _EASYR1_ONE else "batch")
+    kind = reward_type or ("sequential" if first == EASYR1_ONE else "batch")
     if kind == "batch":
         batched = lambda batch: call(_easyr1_inputs(batch))  # noqa: E731
         return UserFunction("easyr1_batch", False, (), batched, reads_prompt=False)

@@ -35,6 +35,9 @@ def test_a_file_that_holds_null_bytes_is_a_syntax_error_and_not_a_crash() -> Non
         ("def scroe(completions): ...", "Did you mean `scroe`?"),
         ("def other_thing(completions): ...", "The file defines other_thing."),
         ("", "The file defines nothing."),
+        ("score: int", "The file defines nothing."),
+        ("def other():\n    def score(completions): ...", "The file defines other."),
+        ("class other:\n    def score(completions): ...", "The file defines other."),
     ],
 )
 def test_a_missing_function_is_named_with_what_is_there(source: str, fix: str) -> None:
@@ -48,7 +51,6 @@ ACCEPTED = [
     "async def score(completions, answer): ...",
     "def score(predict, ground_truth): ...",
     "def score(reward_inputs): ...",
-    "def score(*args): ...",
     "def score(completions, /, difficulty, *, answer): ...",
     "def score(completions, length=3, *, scale=2): ...",
     "def score(*, completions, problem): ...",
@@ -60,6 +62,23 @@ ACCEPTED = [
     "import os\nif os.name:\n    pass\nscore = os.fspath",
     "a, b = 1, 2\nscore = b",
     "def score(completions, truncated, response_length): ...",
+    "def score(completions, is_truncated, prompts, messages, ground_truth): ...",
+    "def score(response, label): ...",
+    "def score(predict_str, solution, scale=1): ...",
+    "def score(reward_input, scale=1): ...",
+    "def score(inputs): ...",
+    "def score(inputs=None): ...",
+    "REWARD_TYPE = 'sequential'\ndef score(row): ...",
+    "from lib import *\ndef score(row): ...",
+    "from lib import *",
+    "a, score = make()",
+    "from typing import Any\nscore: Any = lambda predict, ground_truth: 1",
+    "try:\n    import fast\n    def score(predict, answer): ...\nexcept ImportError:\n    pass",
+    "try:\n    pass\nexcept ImportError:\n    pass\nelse:\n    def score(predict, answer): ...",
+    "if 1:\n    def score(predict, answer): ...\nelse:\n    def score(no, such): ...",
+    "with open('x') as file:\n    async def score(completions): ...",
+    "try:\n    from fast import score\nexcept ImportError:\n    def score(no, such): ...",
+    "@makes_a_reward\ndef score(no, such): ...",
 ]
 
 
@@ -70,12 +89,27 @@ def test_known_shapes_of_reward_functions_are_accepted(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["def score(): ...", "def score(*, answer): ...", "def score(**kwargs): ..."]
+    "source",
+    [
+        "def score(): ...",
+        "def score(*args): ...",
+        "def score(*, answer): ...",
+        "def score(**kwargs): ...",
+        "def score(predict): ...",
+        "def score(predict, difficulty): ...",
+        "def score(answer, predict): ...",
+        "def score(inputs, answer): ...",
+        "if 1:\n    def score(no, such): ...",
+    ],
 )
-def test_a_function_that_takes_no_completions_is_refused(source: str) -> None:
+@pytest.mark.parametrize("columns", [COLUMNS, None])
+def test_a_function_of_no_known_interface_is_refused(
+    source: str, columns: tuple[str, ...] | None
+) -> None:
     """EasyR1#338: takes 1 positional argument but 2 were given, found after GPUs were paid for."""
-    [problem] = check(source)
-    assert "takes no completions" in problem.reason
+    [problem] = check(source, columns=columns)
+    assert "is no reward signature" in problem.reason
+    assert "`(predict, ground_truth)`" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -84,6 +118,9 @@ def test_a_function_that_takes_no_completions_is_refused(source: str) -> None:
         ("def score(completions, answr): ...", "answr", "Did you mean `answer`?"),
         ("def score(completions, *, zzz): ...", "zzz", "Columns: problem, answer, difficulty."),
         ("def score(completions, x, answer=1): ...", "x", "Columns: "),
+        ("def score(completions, ground_truths): ...", "ground_truths", "Did you mean `ground_t"),
+        ("def score(completions, predict): ...", "predict", "Columns: "),
+        ("try:\n    def score(completions, answr): ...\nfinally:\n    pass", "answr", "Did you"),
     ],
 )
 def test_a_parameter_that_is_no_column_is_refused(source: str, column: str, fix: str) -> None:
@@ -105,3 +142,11 @@ def test_parameters_of_the_run_file_must_be_accepted_and_satisfy_the_function() 
     assert "has no parameter `sclae`" in missing.reason
     assert unknown.value == "scale"
     assert check("def score(completions, **more): ...", parameters=("anything",)) == []
+    assert check("def score(scale, completions): ...", parameters=("scale",)) == []
+
+
+def test_a_long_chain_of_conditions_is_walked_and_not_recursed_into() -> None:
+    chain = "if a == 0:\n    b = 0\n" + "".join(
+        f"elif a == {n}:\n    b = {n}\n" for n in range(900)
+    )
+    assert check(f"{chain}else:\n    def score(completions): ...") == []
