@@ -27,6 +27,8 @@ __all__ = [
     "tensor_parallel_size",
 ]
 
+_MLP_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -132,24 +134,37 @@ def gpu_count(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def tensor_parallel_size(model: Path, wanted: int | None, gpus: int) -> int:
-    """GPUs to split the model over: all, or as many as divide its attention heads.
+    """GPUs to split the model over: all, or as many as vLLM can split its layers into.
 
     Raises:
-        StartError: when the run file wants more than there are, or a number that does not divide.
+        StartError: when the run file wants more than there are, or a number that does not fit.
     """
     config = _config(model)
-    heads = int(config.get("text_config", config).get("num_attention_heads", 1))
+    config = config.get("text_config", config)
     if wanted is not None:
         if gpus and wanted > gpus:
             raise StartError(
                 f"deploy.engine.tensor_parallel_size is {wanted}; the instance has {gpus} GPUs"
             )
-        if heads % wanted:
-            raise StartError(
-                f"deploy.engine.tensor_parallel_size {wanted} does not divide {heads} heads"
-            )
+        if misfit := _misfit(config, wanted):
+            raise StartError(f"deploy.engine.tensor_parallel_size {wanted} {misfit}")
         return wanted
-    return max(size for size in range(1, max(gpus, 1) + 1) if heads % size == 0)
+    return max(size for size in range(1, max(gpus, 1) + 1) if not _misfit(config, size))
+
+
+def _misfit(config: Mapping[str, Any], size: int) -> str | None:
+    """Why vLLM cannot split a model of text into `size` parts; None when it can."""
+    heads = int(config.get("num_attention_heads") or 1)
+    if heads % size:
+        return f"does not divide num_attention_heads {heads}"
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    if kv_heads % size and size % kv_heads:
+        return f"neither divides num_key_value_heads {kv_heads} nor is a multiple of it"
+    for name in _MLP_WIDTHS:
+        width = config.get(name)
+        if isinstance(width, int) and width % size:
+            return f"does not divide {name} {width}"
+    return None
 
 
 def _config(model: Path) -> dict[str, Any]:

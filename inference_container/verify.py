@@ -18,14 +18,14 @@ _BLOCK = 1 << 20
 
 
 def verify_model(folder: Path, *, version: str | None = None) -> ModelManifest:
-    """Read the manifest and hash every file it lists.
+    """Read the manifest, hash every file it lists, and let no other lie beside them.
 
     Args:
         folder: what SageMaker downloaded.
         version: the version that was published, when known: the manifest itself may be altered.
 
     Raises:
-        StartError: naming the first file that is missing or not what was exported.
+        StartError: naming the first file that is missing, not what was exported, or not listed.
     """
     path = folder / MANIFEST
     try:
@@ -38,9 +38,20 @@ def verify_model(folder: Path, *, version: str | None = None) -> ModelManifest:
         for problem in pool.map(lambda file: _problem(folder, file), manifest.files):
             if problem:
                 raise StartError(problem)
+    # Engines read whatever bears a name they know: weights without an index, a chat template.
+    listed = {MANIFEST, *(file.path for file in manifest.files)}
+    for found in sorted(folder.rglob("*")):
+        name = found.relative_to(folder).as_posix()
+        if name not in listed and not found.is_dir() and not _is_folder_marker(found):
+            raise StartError(f"{name} was not exported: {MANIFEST} does not list it; delete it")
     if version is not None and manifest.version != version:
         raise StartError(f"{path} is of version {manifest.version}, published was {version}")
     return manifest
+
+
+def _is_folder_marker(path: Path) -> bool:
+    """Whether it is what S3 consoles and Hadoop put for a folder: an empty object, no suffix."""
+    return path.is_file() and not path.suffix and path.stat().st_size == 0
 
 
 def _problem(folder: Path, file: ManifestFile) -> str | None:

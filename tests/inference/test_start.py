@@ -100,6 +100,25 @@ def test_a_manifest_cannot_lead_out_of_the_folder(base: Path) -> None:
         verify_model(base / "model")
 
 
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "adapters/tuned/extra.json", "added_tokens.json"]
+)
+def test_a_file_that_was_not_exported_is_refused_by_name(base: Path, name: str) -> None:
+    (base / "model" / name).write_bytes(b"{}")
+    with pytest.raises(StartError, match=f"{name} was not exported"):
+        verify_model(base / "model")
+
+
+def test_what_stands_for_a_folder_in_s3_is_no_file_of_the_model(base: Path) -> None:
+    for name in ("adapters_$folder$", "adapters/notes"):
+        (base / "model" / name).touch()
+    (base / "model/empty").mkdir()
+    verify_model(base / "model")
+    (base / "model/merges.txt").touch()  # even empty, an engine would read it
+    with pytest.raises(StartError, match=r"merges\.txt was not exported"):
+        verify_model(base / "model")
+
+
 def test_a_port_that_is_none_is_named() -> None:
     with pytest.raises(StartError, match="SAGEMAKER_BIND_TO_PORT"):
         Settings.from_environment({"SAGEMAKER_BIND_TO_PORT": "http"})
@@ -185,11 +204,54 @@ def test_the_model_is_split_over_as_many_gpus_as_its_heads_allow(
     assert tensor_parallel_size(base / "model", None, gpus) == size
 
 
-def test_a_split_that_does_not_fit_is_refused(base: Path) -> None:
-    with pytest.raises(StartError, match="the instance has 2 GPUs"):
-        tensor_parallel_size(base / "model", 4, 2)
-    with pytest.raises(StartError, match="does not divide 4 heads"):
-        tensor_parallel_size(base / "model", 3, 4)
+def shape(heads: int, kv_heads: int | None, mlp: int, **more: Any) -> dict[str, Any]:
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "size"),
+    [
+        pytest.param(shape(28, 4, 18944), 8, 4, id="Qwen2.5-7B"),
+        pytest.param(shape(14, 2, 4864), 8, 2, id="Qwen2.5-0.5B"),
+        pytest.param(shape(12, 2, 8960), 8, 4, id="Qwen2.5-1.5B"),
+        pytest.param(shape(40, 8, 13824), 8, 8, id="Qwen2.5-14B"),
+        pytest.param(shape(32, 4, 6144, moe_intermediate_size=768), 8, 8, id="Qwen3-30B-A3B"),
+        pytest.param(shape(16, 4, 1024, moe_intermediate_size=88), 16, 8, id="narrow experts"),
+        pytest.param(shape(12, None, 768), 8, 6, id="no grouped heads"),
+        pytest.param(shape(8, 1, 1000), 8, 8, id="one KV head"),
+        pytest.param(shape(8, 8, 1020), 8, 4, id="narrow MLP"),
+        pytest.param({"text_config": shape(28, 4, 18944)}, 8, 4, id="nested"),
+    ],
+)
+def test_the_model_is_split_only_where_every_part_gets_the_same(
+    tmp_path: Path, config: dict[str, Any], gpus: int, size: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert tensor_parallel_size(tmp_path, None, gpus) == size
+    assert tensor_parallel_size(tmp_path, size, gpus) == size
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "gpus", "words"),
+    [
+        (shape(4, 2, 256), 4, 2, "is 4; the instance has 2 GPUs"),
+        (shape(4, 2, 256), 3, 4, "3 does not divide num_attention_heads 4"),
+        (shape(28, 4, 18944), 7, 8, "7 neither divides num_key_value_heads 4 nor is a multiple"),
+        (shape(12, 2, 8960), 6, 8, "6 does not divide intermediate_size 8960"),
+        (shape(8, 8, 64, moe_intermediate_size=12), 8, 8, "8 does not divide moe_intermediate_si"),
+    ],
+)
+def test_a_split_that_does_not_fit_is_refused(
+    tmp_path: Path, config: dict[str, Any], wanted: int, gpus: int, words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartError, match=words):
+        tensor_parallel_size(tmp_path, wanted, gpus)
 
 
 def test_gpus_are_those_the_container_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
