@@ -23,15 +23,13 @@ from training_container.engine.batches import TokenSequence
 from training_container.engine.errors import ExportError
 from training_container.engine.lora import adapter_weights, lora_config
 from training_container.engine.policy import Policy
+from training_container.engine.probe import disagreement, probe
 
 __all__ = ["ADAPTER_FOLDER", "MANIFEST", "ModelOrigin", "export_model"]
 
 log = logging.getLogger(__name__)
 MANIFEST = "model.json"
 ADAPTER_FOLDER = "adapter"
-_PROBE_TOKENS = 16
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Largest difference of a log-prob that rounding explains, by the policy's compute type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,8 @@ class ModelOrigin:
     step: int
     base_model: str
     metrics: dict[str, float]
+    trust_remote_code: bool = False
+    """`model.trust_remote_code`: the folder's own code runs when the export is reloaded."""
 
 
 def export_model(
@@ -56,8 +56,8 @@ def export_model(
     Raises:
         ExportError: when the reloaded model does not compute what the policy computes.
     """
-    probe = _probe(policy)
-    expected = policy.log_probs([probe])  # a single sequence is always the leader's
+    sequence = probe(policy.model.config)
+    expected = policy.log_probs([sequence])  # a single sequence is always the leader's
     dtype = policy.passes.dtype
     keep = policy.world.is_leader
     weights = {n: w.to("cpu", dtype) for n, w in policy.full_weights() if keep}
@@ -74,17 +74,17 @@ def export_model(
         tokenizer.save_pretrained(folder)
         if factors:
             _write_adapter(policy, factors, folder / ADAPTER_FOLDER, origin.base_model)
-        _compare(folder, tokenizer, probe, expected[0], dtype)
+        _compare(
+            folder,
+            tokenizer,
+            sequence,
+            expected[0],
+            dtype,
+            trust_remote_code=origin.trust_remote_code,
+        )
         return _write_manifest(folder, policy, origin, adapter=bool(factors))
 
     return policy.world.lead(write)
-
-
-def _probe(policy: Policy) -> TokenSequence:
-    """Token ids spread over the vocabulary."""
-    size = policy.model.config.get_text_config().vocab_size
-    ids = torch.linspace(1, size - 1, _PROBE_TOKENS).long().tolist()
-    return TokenSequence.of(ids[:1], ids[1:])
 
 
 def _write_adapter(policy: Policy, factors: dict[str, Tensor], folder: Path, base: str) -> None:
@@ -100,9 +100,11 @@ def _write_adapter(policy: Policy, factors: dict[str, Tensor], folder: Path, bas
 def _compare(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    probe: TokenSequence,
+    sequence: TokenSequence,
     expected_T: Tensor,
     dtype: torch.dtype,
+    *,
+    trust_remote_code: bool,
 ) -> None:
     """Reload by the model's own forward pass, which shares no code with the trainer's.
 
@@ -110,19 +112,23 @@ def _compare(
         ExportError: naming what differs.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        reloaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        reloaded = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise ExportError(f"the exported model does not load: {error}") from error
     if reloaded.chat_template != tokenizer.chat_template:
         raise ExportError("the exported tokenizer has lost its chat template")
     with torch.no_grad():
-        logits_L_V = model.eval()(input_ids=probe.ids[None]).logits[0, :-1].float()
-    found_T = logits_L_V.log_softmax(-1).gather(1, probe.ids[1:, None]).squeeze(1)
-    difference = (found_T - expected_T).abs().max().item()
-    if not difference <= _TOLERANCE[dtype]:
-        raise ExportError(f"log-probs of the exported model differ by {difference:.3g}")
-    log.info("exported model reproduces the policy within %.2g", difference)
+        logits_L_V = model.eval()(input_ids=sequence.ids[None]).logits[0, :-1].float()
+    found_T = logits_L_V.log_softmax(-1).gather(1, sequence.ids[1:, None]).squeeze(1)
+    difference = disagreement(found_T, expected_T, dtype)
+    if difference is not None:
+        raise ExportError(f"the exported model is not the policy: {difference}")
+    log.info("exported model reproduces the policy")
 
 
 def _write_manifest(

@@ -111,7 +111,6 @@ def run_stage(
         StageError: with the documented exit code.
     """
     stage = spec.stages[stage_index]
-    _refuse_images(stage)
     data = StageData.load(stage, inputs, trust_remote_code=spec.model.trust_remote_code)
     plane = _reward_plane(world, stage, data, inputs, run_id)  # probed before any weights load
     load = load_model if world.is_leader else empty_model  # the policy gets the leader's weights
@@ -120,6 +119,7 @@ def run_stage(
         log.info("weights of the named checkpoint loaded over the stage's model")
     frozen = _frozen_reference(model, stage, world)
     policy = Policy(model, stage, world)
+    model_code = inputs.model if spec.model.trust_remote_code else None
     progress = Progress(data.fingerprint, _config_fingerprint(stage))
     plan = plan_steps(stage, data.rows)
     method: Sft | Grpo
@@ -131,7 +131,7 @@ def run_stage(
             world=world,
             policy=policy,
             reference=frozen or (AdapterReference(policy) if stage.grpo.kl else None),
-            rollout=_rollout_engine(stage, policy, data.tokenizer),
+            rollout=_rollout_engine(stage, policy, data.tokenizer, code=model_code),
             scorer=Scorer(plane, world, data.tokenizer, stage.data.answer),
             source_names=tuple(source.name for source in stage.rewards),
             weights_K=torch.tensor([s.weight for s in stage.rewards], dtype=torch.float64),
@@ -186,6 +186,7 @@ def run_stage(
         step=progress.step,
         base_model=spec.model.source,
         metrics=_final_metrics(latest, progress),
+        trust_remote_code=spec.model.trust_remote_code,
     )
     if plane is not None:
         shutil.rmtree(_judgements(run_id, stage.name), ignore_errors=True)
@@ -269,15 +270,6 @@ def _tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase
         raise DataError(f"no tokenizer can be loaded from {folder}: {error}") from error
 
 
-def _refuse_images(stage: SftStage | GrpoStage) -> None:
-    """Images are checked and carried by the data layer; no policy here takes them yet."""
-    if stage.data.images is not None:
-        raise StageError(
-            ExitCode.BAD_INPUT,
-            f"stage {stage.name!r} names an `images` column, but this trainer trains text models",
-        )
-
-
 def _config_fingerprint(stage: SftStage | GrpoStage) -> str:
     return hashlib.sha256(stage.model_dump_json().encode()).hexdigest()
 
@@ -347,9 +339,10 @@ def _frozen_reference(
 
 
 def _rollout_engine(
-    stage: GrpoStage, policy: Policy, tokenizer: PreTrainedTokenizerBase
+    stage: GrpoStage, policy: Policy, tokenizer: PreTrainedTokenizerBase, *, code: Path | None
 ) -> RolloutEngine:
-    """vLLM where it is asked for or a GPU is; else generation with transformers."""
+    """vLLM where it is asked for or a GPU is; else generation with transformers. ``code``: the
+    folder whose model code may run."""
     engine, device = stage.rollout.engine, policy.world.device
     stop_ids = _stop_ids(policy.model, tokenizer)
     if engine == "vllm" or (engine == "auto" and device.type == "cuda"):
@@ -361,6 +354,7 @@ def _rollout_engine(
             stage.rollout,
             stop_ids=stop_ids,
             max_prompt_length=stage.prompt.max_prompt_length,
+            code=code,
         )
     return HfRollout(
         policy,

@@ -77,6 +77,7 @@ def test_absent_and_empty_data_are_errors(tmp_path: Path) -> None:
     [
         ({}, {"problems": "x", "answer": "y"}, "row 2 has no 'problem'; did you mean 'problems'"),
         ({}, {"problem": 3, "answer": "y"}, "row 2: column 'problem' is not text"),
+        ({}, {"problem": "x", "answer": 2}, "row 2: column 'answer' is not text but 2"),
         ({}, {"problem": "x"}, "row 2 has no 'answer'"),
         ({"messages": "chat"}, {"chat": []}, "non-empty list"),
         ({"messages": "chat"}, {"chat": [{"role": "user"}]}, "`role` and a text `content`"),

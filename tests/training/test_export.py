@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -18,6 +19,7 @@ from training_container import export
 from training_container.engine.batches import TokenSequence
 from training_container.engine.distributed import single_process
 from training_container.engine.errors import ExportError
+from training_container.engine.loading import load_model
 from training_container.engine.policy import Policy
 from training_container.export import ModelOrigin, export_model
 
@@ -85,6 +87,41 @@ def test_an_adapter_is_merged_and_exported_beside_the_model(tmp_path: Path) -> N
     torch.testing.assert_close(log_probs(with_adapter), expected, atol=1e-5, rtol=0)
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "s3://bucket/base/"
+
+
+MODEL_CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class MineConfig(Qwen2Config):
+    model_type = "mine"
+
+class MineForCausalLM(Qwen2ForCausalLM):
+    config_class = MineConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_is_exported_with_it(tmp_path: Path) -> None:
+    base = tiny.save_model(tmp_path / "base", hidden=32)
+    (base / "modeling_mine.py").write_text(MODEL_CODE)
+    config = json.loads((base / "config.json").read_text()) | {
+        "model_type": "mine",
+        "architectures": ["MineForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_mine.MineConfig",
+            "AutoModelForCausalLM": "modeling_mine.MineForCausalLM",
+        },
+    }
+    (base / "config.json").write_text(json.dumps(config))
+    model = load_model(base, trust_remote_code=True)
+    policy = Policy(
+        model, GrpoStage.model_validate(tiny.grpo_stage(), strict=False), single_process()
+    )
+    origin = dataclasses.replace(ORIGIN, trust_remote_code=True)
+    manifest = export_model(policy, tiny.tokenizer(), tmp_path / "model", origin)
+    assert manifest.architecture == "MineForCausalLM"
+    assert "modeling_mine.py" in {file.path for file in manifest.files}
+    again = load_model(tmp_path / "model", trust_remote_code=True)
+    torch.testing.assert_close(log_probs(again), policy.log_probs([PROBE])[0], atol=1e-5, rtol=0)
 
 
 def test_a_model_that_computes_something_else_is_not_announced(

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from contracts.run_spec import RunSpec, parse_run_spec
+from contracts.stages import GrpoStage
 from tests.training import tiny
 from tests.training.ranks import run_on_ranks
+from training_container.engine.batches import TokenSequence
 from training_container.engine.distributed import World, init_distributed, single_process
+from training_container.engine.loading import empty_model, load_model
+from training_container.engine.reference import FrozenReference
 from training_container.trainer import run_stage
 
 TRAIN, HELD_OUT = tiny.split_pairs()
@@ -77,11 +82,22 @@ def two_ranks(root: str, base: str) -> None:
     world.barrier()
     rows["rest"] = train(folder / "cut", model, world)
     rows["lora"] = train(folder / "lora", model, world, **LORA)
+    nothing_stays_gathered(model, world)
     rows["equal"] = train(folder / "equal", model, world, **EQUAL)
     rows["halved"] = train(folder / "halved", model, world, **HALVED)
     rows["halved_lora"] = train(folder / "halved-lora", model, world, **HALVED, **LORA)
     (folder / f"rows-{world.rank}.json").write_text(json.dumps(rows))
     world.close()
+
+
+def nothing_stays_gathered(base: Path, world: World) -> None:
+    """A reference model is never trained: between passes each rank holds its shards alone."""
+    (stage,) = spec_of().stages
+    assert isinstance(stage, GrpoStage)
+    load = load_model if world.is_leader else empty_model
+    reference = FrozenReference(load(base), stage, world)
+    reference.log_probs([TokenSequence.of([5, 6], [7, 8])] * world.size)
+    assert all(isinstance(weight, DTensor) for weight in reference._passes.scorer.parameters())
 
 
 LORA = {"lora": {"rank": 4, "alpha": 8}}

@@ -19,6 +19,7 @@ from training_container.engine.errors import NonFiniteError
 from training_container.engine.lora import adapter_off
 from training_container.engine.policy import Policy
 from training_container.engine.reference import AdapterReference
+from training_container.engine.state import Progress, TrainState
 from training_container.failure import StageError
 
 CPU = torch.device("cpu")
@@ -154,6 +155,22 @@ def test_a_gradient_that_is_not_finite_is_not_stepped_on() -> None:
     with pytest.raises(NonFiniteError, match="gradient norm"):
         policy.update(1e-3, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.trainable, strict=True))
+
+
+def test_a_save_before_the_first_update_changes_nothing() -> None:
+    """torch makes Adam's state by an update of its own when a checkpoint asks for it, and counts
+    it: first steps without any signal would not resume exactly."""
+    found = []
+    for saved in (False, True):
+        policy = policy_of()
+        if saved:
+            TrainState(policy, Progress("data", "config")).state_dict()
+        for _ in range(2):
+            policy.backward(sequences_of(*LENGTHS), lambda _micro, logp, _entropy: -logp.sum())
+            policy.update(1e-3, 1.0)
+        found.append(dict(policy.model.named_parameters()))
+    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
+    assert {int(state["step"]) for state in policy.optimizer.state.values()} == {2}
 
 
 def test_an_adapter_starts_as_the_model_and_is_its_own_reference() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from contracts.failures import ExitCode
 from contracts.run_spec import parse_run_spec
 from contracts.stages import GrpoStage, RolloutSpec
 from tests.training import tiny
@@ -16,6 +17,7 @@ from training_container.engine.errors import WeightSyncError
 from training_container.engine.policy import Policy
 from training_container.engine.rollout import Sampling
 from training_container.engine.rollout_vllm import VllmRollout, WeightsExtension
+from training_container.failure import StageError
 from training_container.trainer import run_stage
 
 pytestmark = pytest.mark.vllm
@@ -50,7 +52,7 @@ def test_the_engine_follows_the_policy_through_updates(tied: bool, family: str) 
         sequence = TokenSequence.of([5, 6], [7, 8, 9, 10])
         policy.backward([sequence], lambda _micro, logp, _entropy: -logp.sum())
         policy.update(5e-2, 1.0)
-    with pytest.raises(WeightSyncError, match="other log-probs"):
+    with pytest.raises(WeightSyncError, match="not the policy"):
         rollout._prove(policy)  # the policy has moved on since the last sync
     rollout.close()
 
@@ -79,6 +81,15 @@ def test_a_push_that_does_not_arrive_is_noticed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WeightSyncError):
         rollout.sync(policy, 0)
     rollout.close()
+
+
+def test_settings_that_vllm_refuses_are_not_tried_again() -> None:
+    """The next attempt would pay for GPUs and fail alike."""
+    policy = policy_of(tied=True)
+    policy.model.config.max_position_embeddings = 40
+    with pytest.raises(StageError, match="max_response_length = 96") as caught:
+        engine(policy)
+    assert caught.value.code is ExitCode.BAD_INPUT
 
 
 def test_a_stage_trains_with_vllm(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests.training import tiny
 from training_container.engine.distributed import single_process
 from training_container.engine.errors import DataError
 from training_container.engine.schedule import learning_rate, plan_steps
-from training_container.failure import StageError
 from training_container.trainer import StageResult, run_stage
 
 TRAIN, HELD_OUT = tiny.split_pairs()
@@ -28,7 +27,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(**changes: Any) -> RunSpec:
-    settings = {"sft": {"batch_size": 8, "max_length": 192}, "max_steps": 6, **changes}
+    data = {"train": "s3://bucket/train.jsonl", "validation": "s3://bucket/validation.jsonl"}
+    sft = {"batch_size": 8, "max_length": 192}
+    settings = {"data": data, "sft": sft, "max_steps": 6, **changes}
     return parse_run_spec(tiny.run_document(tiny.sft_stage(**settings)))
 
 
@@ -115,12 +116,6 @@ def test_the_learning_rate_is_a_function_of_the_step(scheduler: str, expected: l
     )
     found = [learning_rate(spec, step, 6) for step in range(1, 7)]
     assert found == pytest.approx(expected, abs=1e-4)
-
-
-def test_images_are_refused_before_anything_loads(tmp_path: Path, base: Path) -> None:
-    spec = spec_of(data={"train": "s3://bucket/train.jsonl", "images": "images"})
-    with pytest.raises(StageError, match="images"):
-        train(tmp_path, spec, base, tiny.FolderCheckpointer())
 
 
 def test_a_folder_without_a_model_is_an_error_of_the_data(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 
-from contracts.problems import nearest
+from contracts.problems import nearest, shorten
 from contracts.stages import DataSpec
 from training_container.engine.errors import DataError
 from training_container.engine.seeds import derive_seed
@@ -113,10 +113,11 @@ def check_columns(rows: Sequence[Row], data: DataSpec, *, answer_required: bool)
         for column in needed:
             if row.get(column) is None:
                 raise DataError(_missing(column, row, number))
+            if column != data.messages and not isinstance(row[column], str):
+                found = shorten(row[column])
+                raise DataError(f"row {number}: column {column!r} is not text but {found}")
         if data.messages is not None:
             _check_messages(row[asked], number)
-        elif not isinstance(row[asked], str):
-            raise DataError(f"row {number}: column {asked!r} is not text")
         if data.images is not None:
             _check_images(row, data, number)
 

@@ -38,9 +38,12 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype) -> None:
+def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype, *, trained: bool) -> None:
     """Shard the leader's weights by FSDP2, layer by layer and then the rest, summing gradients over
     ranks. What other ranks' models held is of no account.
+
+    The rest (embeddings and output layer) stays gathered between a forward and a backward pass; of
+    a model that is not ``trained`` it would stay so for ever.
 
     FSDP2 averages by default; our losses are already divided by totals over all ranks. Gloo has no
     pre-multiplied sum, hence the plain one.
@@ -50,7 +53,7 @@ def shard(scorer: LogProbScorer, world: World, dtype: torch.dtype) -> None:
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(scorer.model):
         fully_shard(layer, mesh=world.mesh, mp_policy=mixed)
-    fully_shard(scorer, mesh=world.mesh, mp_policy=mixed)
+    fully_shard(scorer, mesh=world.mesh, mp_policy=mixed, reshard_after_forward=not trained)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -155,7 +158,7 @@ class Policy:
         if stage.lora is not None:
             cast_frozen(model, dtype)  # without updates there are none that 16 bits could lose
         if world.mesh is not None:
-            shard(self.scorer, world, dtype)
+            shard(self.scorer, world, dtype, trained=True)
         self.passes = Passes(self.scorer, world, dtype, stage.micro_batch_tokens)
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = _adamw(self.trainable, stage.optimizer, fused=fused)
@@ -247,10 +250,15 @@ class Policy:
 
 
 def _adamw(trainable: Sequence[nn.Parameter], spec: OptimizerSpec, *, fused: bool) -> AdamW:
-    return AdamW(
-        trainable,
-        lr=spec.learning_rate,
-        betas=spec.betas,
-        weight_decay=spec.weight_decay,
-        fused=fused,
+    """AdamW with the state it has before its first update, which torch makes only then: saving or
+    restoring a checkpoint would make it by an update of its own, and count that."""
+    optimizer = AdamW(
+        trainable, lr=0.0, betas=spec.betas, weight_decay=spec.weight_decay, fused=fused
     )
+    for parameter in trainable:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # at a rate of 0
+    optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        state["step"].zero_()
+    return optimizer

@@ -119,7 +119,7 @@ class PromptRenderer:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=ask
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: text + what is none
             raise DataError(f"the chat template refuses a conversation: {error}") from error
         assert isinstance(text, str)
         return text

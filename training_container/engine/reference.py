@@ -34,7 +34,7 @@ class FrozenReference:
             frozen = empty_twin(model, stored)
         scorer = LogProbScorer(frozen.requires_grad_(False))
         if world.mesh is not None:
-            shard(scorer, world, dtype)
+            shard(scorer, world, dtype, trained=False)
         self._passes = Passes(scorer, world, dtype, stage.micro_batch_tokens)
 
     def log_probs(

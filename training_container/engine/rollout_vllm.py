@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,16 +21,14 @@ from transformers import PreTrainedTokenizerBase
 
 from contracts.failures import ExitCode
 from contracts.stages import RolloutSpec
-from training_container.engine.batches import TokenSequence
 from training_container.engine.errors import WeightSyncError
 from training_container.engine.policy import Policy
+from training_container.engine.probe import disagreement, probe
 from training_container.engine.rollout import Completion, Sampling
 from training_container.failure import StageError
 
 __all__ = ["VllmRollout", "WeightsExtension"]
 
-_PROBE_TOKENS = 16
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 _CPU_ENVIRONMENT = {
     # Without it vLLM asks for 92% of the machine's memory (GiB).
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -72,11 +71,18 @@ class VllmRollout:
         *,
         stop_ids: frozenset[int],
         max_prompt_length: int,
+        code: Path | None = None,
     ) -> None:
+        """``code``: a model folder whose own Python files may run.
+
+        Raises:
+            StageError: BAD_INPUT or OUT_OF_MEMORY, when vLLM refuses the settings.
+        """
         self.version = -1
         self._stop_ids = sorted(stop_ids)
         self._dtype = policy.passes.dtype
         self._proved = False
+        self._max_model_len = max_prompt_length + spec.max_response_length
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-model-")
         folder = Path(self._folder.name)
         # vLLM wants a model folder; its weights come with the first sync.
@@ -85,12 +91,15 @@ class VllmRollout:
         config.architectures = [type(policy.model).__name__]
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        for file in code.glob("*.py") if code is not None else ():
+            shutil.copy(file, folder)
         self._llm = _engine(
             folder,
+            trust_remote_code=code is not None,
             on_gpu=policy.world.device.type == "cuda",
             dtype=self._dtype,
             gpu_memory_utilization=spec.gpu_memory_utilization,
-            max_model_len=max_prompt_length + spec.max_response_length,
+            max_model_len=self._max_model_len,
         )
 
     def sync(self, policy: Policy, version: int) -> None:
@@ -110,22 +119,20 @@ class VllmRollout:
 
     def _prove(self, policy: Policy) -> None:
         vllm = _vllm()
-        size = policy.model.config.get_text_config().vocab_size
-        ids = torch.linspace(1, size - 1, _PROBE_TOKENS).long().tolist()
-        probe = TokenSequence.of(ids[:1], ids[1:])
+        sequence = probe(policy.model.config, self._max_model_len - 1)  # the engine adds a token
+        ids = sequence.ids.tolist()
         # One probe for each rank: equal lengths are dealt in turn.
-        (expected_T,) = policy.log_probs([probe] * policy.world.size).values()
+        (expected_T,) = policy.log_probs([sequence] * policy.world.size).values()
         (output,) = self._llm.generate(
             [{"prompt_token_ids": ids}],
             vllm.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0),
             use_tqdm=False,
         )
         found = [entry[token].logprob for token, entry in _scored(ids, output.prompt_logprobs)]
-        difference = (torch.tensor(found) - expected_T).abs().max().item()
-        if not difference <= _TOLERANCE[self._dtype]:
+        difference = disagreement(torch.tensor(found), expected_T, self._dtype)
+        if difference is not None:
             raise WeightSyncError(
-                f"vLLM computes other log-probs than the policy (difference {difference:.3g}) "
-                "after its weights were pushed"
+                f"vLLM is not the policy after its weights were pushed: {difference}"
             )
 
     def generate(
@@ -176,6 +183,7 @@ def _engine(
     dtype: torch.dtype,
     gpu_memory_utilization: float,
     max_model_len: int,
+    trust_remote_code: bool,
 ) -> Any:
     # In this process: tensors of a weight push do not survive vLLM's own RPC.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -189,15 +197,26 @@ def _engine(
         for name, value in _CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         options["enforce_eager"] = True  # compiling costs 50 s and gains a tenth
-    return _vllm().LLM(
-        model=str(folder),
-        dtype=str(dtype).removeprefix("torch."),
-        load_format="dummy",
-        max_model_len=max_model_len,
-        worker_extension_cls=f"{__name__}.{WeightsExtension.__name__}",
-        generation_config="vllm",  # sampling is the run file's, not the model folder's
-        **options,
-    )
+    try:
+        return _vllm().LLM(
+            model=str(folder),
+            dtype=str(dtype).removeprefix("torch."),
+            load_format="dummy",
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+            worker_extension_cls=f"{__name__}.{WeightsExtension.__name__}",
+            generation_config="vllm",  # sampling is the run file's, not the model folder's
+            **options,
+        )
+    except ValueError as error:
+        # Settings that do not fit model or GPU: the next attempt would fail as this one did.
+        short = "memory" in str(error).lower()
+        code = ExitCode.OUT_OF_MEMORY if short else ExitCode.BAD_INPUT
+        raise StageError(
+            code,
+            f"vLLM does not start with max_prompt_length + max_response_length = {max_model_len} "
+            f"and gpu_memory_utilization = {gpu_memory_utilization:g}: {error}",
+        ) from error
 
 
 def _scored(ids: Sequence[int], entries: Sequence[Any]) -> Iterable[tuple[int, Any]]:
