@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from contracts.base import Strict
 
 __all__ = [
+    "BASE_MODEL_NAME",
     "ENGINE_CHARACTERS",
     "AutoscalingSpec",
     "CheckpointSpec",
@@ -24,6 +25,8 @@ __all__ = [
     "TrackingSpec",
 ]
 
+BASE_MODEL_NAME = "default"
+"""What requests may call the model of every endpoint; adapters have names of their own."""
 ENGINE_CHARACTERS = 1024
 """SageMaker's limit for the value of a hosting container's environment variable."""
 Positive = Annotated[int, Field(ge=1)]
@@ -98,6 +101,13 @@ class LoraAdapterSpec(Strict):
     source: str
     """S3 prefix of the adapter."""
 
+    @field_validator("name")
+    @classmethod
+    def _reachable(cls, value: str) -> str:
+        if value == BASE_MODEL_NAME:
+            raise ValueError("is what requests call the base model; choose another name")
+        return value
+
 
 class EngineSpec(Strict):
     """Settings of the serving engine, passed to vLLM under its own names."""
@@ -109,7 +119,7 @@ class EngineSpec(Strict):
     quantization: str | None = None
     """A vLLM quantization method, such as `fp8`."""
     tensor_parallel_size: Positive | None = None
-    """All GPUs of the instance when absent."""
+    """When absent all GPUs of the instance, or as many as the model splits over evenly."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of a GPU for weights and KV cache."""
     reasoning_parser: str | None = None

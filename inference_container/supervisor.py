@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
+from contracts.compute import BASE_MODEL_NAME
 from contracts.failures import START_FAILED
 from inference_container.engines import Engine, Resolved, choose_engine, gpu_count
 from inference_container.fetch import fetch_adapters, fetch_chat_template
@@ -28,7 +29,6 @@ __all__ = ["EXIT_CODE", "serve"]
 
 EXIT_CODE = 3
 """Exit code of a container that never became ready."""
-DEFAULT_NAME = "default"
 _POLL_SECONDS = 0.1
 _CAUSE = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception|error): .+)")
 
@@ -56,7 +56,7 @@ def _resolve(settings: Settings) -> Resolved:
     _say(f"model of run {manifest.run_id}, stage {manifest.stage}, step {manifest.step}: verified")
     return Resolved(
         settings=settings,
-        names=(manifest.run_id, DEFAULT_NAME),
+        names=(manifest.run_id, BASE_MODEL_NAME),
         adapters=fetch_adapters(settings),
         chat_template=fetch_chat_template(settings),
     )

@@ -94,6 +94,9 @@ FIELD_CASES = [
     ("stages.1.prompt.template_file", "x.jinja", "stages[1].prompt", "give one of"),
     ("stages.1.rewards.0.function", "no name", "stages[1].rewards[0].function", "Python name"),
     ("tags", {"a": 1}, "tags.a", "valid string"),
+    ("deploy", {"instance_type": "ml.m5.large", "engine": {"lora_adapters": [
+        {"name": "default", "source": "s3://b/a/"}]}}, "deploy.engine.lora_adapters[0].name",
+     "is what requests call the base model"),
     ("deploy", {"instance_type": "ml.m5.large", "endpoint_name": "a--"}, "deploy.endpoint_name",
      "must match"),
     ("deploy", {"instance_type": "ml.m5.large", "endpoint_name": "a" * 64}, "deploy.endpoint_name",
