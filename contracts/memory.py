@@ -43,6 +43,13 @@ class ModelShape:
     hidden: int
     layers: int
     vocabulary: int
+    tied: bool = False
+    """Whether input embeddings and output layer are one matrix."""
+
+    @property
+    def ends(self) -> int:
+        """Weights of embeddings and output layer, which FSDP2 gathers as one group."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], sizes: Mapping[str, int]) -> Self | None:
@@ -59,6 +66,7 @@ class ModelShape:
             hidden=int(text["hidden_size"]),
             layers=int(text["num_hidden_layers"]),
             vocabulary=int(text.get("vocab_size", 0)),
+            tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True,
         )
 
 
@@ -129,8 +137,8 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
         "master weights": _MASTER * trained / ranks,
         "gradients and optimizer": (_GRADIENT + _ADAM) * trained / ranks,
         "reference model": width * shape.parameters / ranks if frozen_copy else 0.0,
-        "gathered layers": 2 * width * shape.parameters / max(1, shape.layers),
-        "activations": _activations(shape, stage, width, on_gpu=machine.gpus > 0),
+        "embeddings and head": width * shape.ends,
+        **_fullest(shape, stage, width, on_gpu=machine.gpus > 0),
         ENGINE: _rollout(stage, machine),
     }
     return Estimate(
@@ -146,6 +154,20 @@ def estimate(shape: ModelShape, stage: SftStage | GrpoStage, rung: Rung) -> Esti
         },
         host_available=machine.memory_gib,
     )
+
+
+def _fullest(
+    shape: ModelShape, stage: SftStage | GrpoStage, width: int, *, on_gpu: bool
+) -> dict[str, float]:
+    """What comes and goes in a backward pass, when there is most of it: amid the layers; or at the
+    end, when embeddings and output layer have gradients and the float32 copy that ranks sum."""
+    layers = {
+        "gathered layers": 2 * width * (shape.parameters - shape.ends) / max(1, shape.layers),
+        "activations": _activations(shape, stage, width, on_gpu=on_gpu),
+    }
+    trained_ends = 0 if stage.lora else shape.ends
+    end = {"gradients of embeddings and head": float((width + _GRADIENT) * trained_ends)}
+    return max(layers, end, key=lambda parts: sum(parts.values()))
 
 
 def _activations(

@@ -188,7 +188,7 @@ class RolloutSpec(Strict):
     """Tokens of one answer."""
     batch_size: Positive = 64
     """Answers generated at once by the Hugging Face engine."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """Share of a GPU that vLLM takes; the training state stays beside it."""
     log_samples: Annotated[int, Field(ge=0)] = 16
     """Completions per step kept as parquet, with per-source rewards; 0 keeps none."""

@@ -55,6 +55,7 @@ def test_under_an_adapter_the_base_needs_no_master_copy() -> None:
     [
         (QWEN_7B, "ml.p5.48xlarge", {}, True),
         (QWEN_7B, "ml.p5.48xlarge", {"gradient_checkpointing": False}, False),
+        (QWEN_7B, "ml.g6e.48xlarge", sampling(0.45), False),
         (QWEN_7B, "ml.g6e.48xlarge", {}, True),
         (QWEN_7B, "ml.g6e.48xlarge", sampling(0.6), False),
         (QWEN_7B, "ml.g6e.48xlarge", sampling(0.3), False),
@@ -65,7 +66,8 @@ def test_under_an_adapter_the_base_needs_no_master_copy() -> None:
     ids=[
         "8 x 80 GiB",
         "52 GiB of activations",
-        "8 x 48 GiB",
+        "gradients of embeddings and head take 6 of 8 x 45 GiB",
+        "8 x 45 GiB",
         "vLLM takes 60% of it",
         "vLLM has 30% for 14 GiB of weights",
         "one GPU with an adapter",
@@ -101,12 +103,12 @@ def test_supervised_training_generates_nothing_and_a_cpu_has_one_memory() -> Non
 def test_what_is_too_small_is_said_with_the_largest_part_first() -> None:
     found = estimate(QWEN_7B, stage(**sampling(0.6)), Rung(instance_type="ml.g6e.48xlarge"))
     assert found.shortage == (
-        "about 48.9 GiB per rank, of 48 there are: rollout engine 28.8, gradients and optimizer "
-        "10.6, activations 4.9, master weights 3.5, gathered layers 1.0"
+        "about 49.3 GiB per rank, of 45 there are: rollout engine 27.0, gradients and optimizer "
+        "10.6, gradients of embeddings and head 6.1, master weights 3.5, embeddings and head 2.0"
     )
     found = estimate(QWEN_7B, stage(**sampling(0.3)), Rung(instance_type="ml.g6e.48xlarge"))
     assert found.shortage == (
-        "14.4 GiB for vLLM (rollout.gpu_memory_utilization), which needs 14.2 for weights and more "
+        "13.5 GiB for vLLM (rollout.gpu_memory_utilization), which needs 14.2 for weights and more "
         "for its cache"
     )
     found = estimate(LLAMA_8B, stage(**BY_TRANSFORMERS), Rung(instance_type="ml.g6e.xlarge"))
@@ -123,11 +125,23 @@ QWEN = {"hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 151_936, "dty
         QWEN,
         {**QWEN, "dtype": "float16"},
         {"torch_dtype": "bfloat16", "text_config": QWEN},
+        {**QWEN, "tie_word_embeddings": False},
     ],
-    ids=["bfloat16", "float16", "a decoder within"],
+    ids=["bfloat16", "float16", "a decoder within", "untied"],
 )
 def test_a_folder_tells_the_shape(config: dict[str, Any]) -> None:
     assert ModelShape.of(config, WEIGHTS) == ModelShape(500, 896, 24, 151_936)
+
+
+def test_tied_embeddings_are_one_matrix() -> None:
+    for config in (
+        {**QWEN, "tie_word_embeddings": True},
+        {"dtype": "bfloat16", "text_config": {**QWEN, "tie_word_embeddings": True}},
+    ):
+        found = ModelShape.of(config, WEIGHTS)
+        assert found == ModelShape(500, 896, 24, 151_936, tied=True)
+        assert found.ends == 896 * 151_936
+    assert ModelShape(500, 896, 24, 151_936).ends == 2 * 896 * 151_936
 
 
 def test_without_a_type_weights_have_four_bytes() -> None:
