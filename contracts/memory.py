@@ -1,7 +1,8 @@
 """How much memory a stage will need on each GPU and host, from shapes alone, before anything loads.
 
 An estimate of the big parts, in GiB; what it leaves out (allocator slack, NCCL buffers, kernels'
-workspace) is covered by `HEADROOM`.
+workspace) is covered by `HEADROOM`. Not counted are reward models and judges that a stage loads
+beside the policy: their shapes are not known before the job fetches them.
 """
 
 from __future__ import annotations
