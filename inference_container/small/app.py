@@ -41,6 +41,11 @@ def build_app(model: SmallModel, names: list[str]) -> FastAPI:
         refusal = RequestError(error.detail, status=error.status_code, kind=error.detail)
         return JSONResponse(refusal.body, status_code=error.status_code)
 
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        refusal = RequestError(str(error), status=500, kind="InternalServerError")
+        return JSONResponse(refusal.body, status_code=500)
+
     @app.api_route("/ping", methods=["GET", "POST"])
     @app.get("/health")
     async def ping() -> Response:
@@ -120,9 +125,11 @@ class _Answers:
             prompts = [
                 self._model.chat_prompt(
                     [message.plain() for message in request.messages],
-                    add_generation_prompt=request.add_generation_prompt,
-                    continue_final_message=request.continue_final_message,
-                    **request.chat_template_kwargs,
+                    {
+                        **request.chat_template_kwargs,
+                        "add_generation_prompt": request.add_generation_prompt,
+                        "continue_final_message": request.continue_final_message,
+                    },
                 )
             ]
         else:

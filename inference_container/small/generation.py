@@ -20,6 +20,8 @@ from inference_container.small.protocol import GenerationRequest, RequestError
 
 __all__ = ["Piece", "SmallModel", "sample"]
 
+LOWEST_TEMPERATURE = 0.01
+"""vLLM's: any other that is not 0 is raised to it, because the logits are divided by it."""
 Finish = Literal["stop", "length"]
 
 
@@ -69,38 +71,45 @@ class SmallModel:
         self._template = chat_template
         self._step = threading.Lock()
 
-    def chat_prompt(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation.
+    def chat_prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        """Token ids of a conversation. `options` are variables of the chat template.
 
         Raises:
-            RequestError: when the template refuses the messages.
+            RequestError: when the template refuses the messages or the options.
         """
         import jinja2
 
         if self._template is None and self.tokenizer.chat_template is None:
             raise RequestError("The model has no chat template; use /v1/completions.")
+        if "chat_template" in options:
+            raise RequestError("chat_template is not supported by the transformers engine")
+        options = {**options, "tokenize": False, "chat_template": self._template}
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, chat_template=self._template, **options
-            )
-        except (jinja2.TemplateError, ValueError) as error:
+            text = self.tokenizer.apply_chat_template(messages, **options)
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"The chat template refuses the messages: {error}") from error
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self._tokens(text, add_special_tokens=False)
 
     def text_prompt(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a completion's prompt.
 
         Raises:
-            RequestError: for ids outside the vocabulary.
+            RequestError: for ids outside the vocabulary, and text that is no Unicode.
         """
         if isinstance(prompt, str):
-            ids: list[int] = self.tokenizer(prompt)["input_ids"]
-            return ids
+            return self._tokens(prompt, add_special_tokens=True)
         size = self._model.get_input_embeddings().num_embeddings
         if wrong := [token for token in prompt if not 0 <= token < size]:
             raise RequestError(f"Token id {wrong[0]} is out of vocabulary.")
         return prompt
+
+    def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"The text is no valid Unicode: {error}") from error
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
 
     def token_budget(self, prompt: list[int], wanted: int | None) -> int:
         """How many tokens the answer may have: as many as wanted and, as in vLLM, as fit.
@@ -125,8 +134,9 @@ class SmallModel:
             value = getattr(self.defaults, name, None) if value is None else value
             return fallback if value is None else value
 
+        temperature = choose("temperature", 1.0)
         return Sampling(
-            temperature=choose("temperature", 1.0),
+            temperature=max(temperature, LOWEST_TEMPERATURE) if temperature else 0.0,
             top_p=choose("top_p", 1.0),
             top_k=int(choose("top_k", 0)),
             min_p=request.min_p,
@@ -234,7 +244,8 @@ def sample(
         logits_V = logits_V - sampling.presence_penalty * (counts_V > 0)
     if sampling.temperature == 0.0:
         return int(logits_V.argmax())
-    logits_V = logits_V / sampling.temperature
+    # A repetition penalty near 0 makes infinities, and their softmax is no number.
+    logits_V = (logits_V / sampling.temperature).clamp(max=torch.finfo(logits_V.dtype).max)
     if 0 < sampling.top_k < logits_V.numel():
         threshold = logits_V.topk(sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < threshold, -torch.inf)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 __all__ = [
     "ChatRequest",
@@ -14,21 +23,38 @@ __all__ = [
     "parse_request",
 ]
 
-UNSUPPORTED = (
-    "best_of",
-    "echo",
-    "functions",
-    "logit_bias",
-    "logprobs",
-    "prompt_logprobs",
-    "response_format",
-    "structured_outputs",
-    "suffix",
-    "tools",
-    "top_logprobs",
-    "use_beam_search",
-)
-"""Fields of vLLM that this server has no code for; ignoring them would change the answer."""
+UNSUPPORTED: Mapping[str, Any] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "best_of": 1,
+    "chat_template": None,
+    "documents": [],
+    "echo": False,
+    "functions": [],
+    "include_stop_str_in_output": False,
+    "logit_bias": {},
+    "logprob_token_ids": [],
+    "logprobs": False,
+    "min_tokens": 0,
+    "prompt_embeds": None,
+    "prompt_logprobs": None,
+    "reasoning_effort": None,
+    "repetition_detection": None,
+    "response_format": {"type": "text"},
+    "return_prompt_text": False,
+    "return_token_ids": False,
+    "structured_outputs": None,
+    "suffix": None,
+    "thinking_token_budget": -1,
+    "tool_choice": "none",
+    "tools": None,
+    "top_logprobs": 0,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+    "watermarking": False,
+}
+"""Fields of vLLM that this server has no code for, and the value that, as null, asks for nothing.
+Ignoring another would change the answer."""
 
 MULTIMODAL = ("image_url", "image_pil", "image_embeds", "input_audio", "audio_url", "video_url")
 """Types of content parts that vLLM takes and that are no text."""
@@ -45,6 +71,7 @@ class RequestError(Exception):
         kind: str = "BadRequestError",
         param: str | None = None,
     ) -> None:
+        message = message.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         super().__init__(message)
         self.status = status
         self.body = {
@@ -52,8 +79,13 @@ class RequestError(Exception):
         }
 
 
+def _or(default: Any) -> BeforeValidator:
+    """null means what leaving the field out means, as in OpenAI's API."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    include_usage: Annotated[bool, _or(False)] = False
 
 
 class GenerationRequest(BaseModel):
@@ -63,27 +95,27 @@ class GenerationRequest(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: Annotated[float, Field(ge=0.0)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0.0)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0), _or(0.0)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0), _or(0.0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0), _or(0.0)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop_token_ids: Annotated[list[int], _or([])] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    stream: bool = False
+    stream: Annotated[bool, _or(False)] = False
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> GenerationRequest:
         extra = self.model_extra or {}
-        for name in UNSUPPORTED:
-            if extra.get(name) not in (None, False, 0, [], {}, {"type": "text"}):
+        for name, nothing in UNSUPPORTED.items():
+            if extra.get(name) not in (None, nothing):
                 raise ValueError(f"{name} is not supported by the transformers engine")
         if self.stream_options is not None and not self.stream:
             raise ValueError("Stream options can only be defined when `stream=True`.")
@@ -142,10 +174,12 @@ class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    n: Annotated[int, Field(ge=1, le=64), _or(1)] = 1
     max_completion_tokens: int | None = None
+    add_special_tokens: Literal[False] = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], _or({})] = {}
 
     @property
     def token_limit(self) -> int | None:
@@ -157,6 +191,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = 16
+    add_special_tokens: Literal[True] = True
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

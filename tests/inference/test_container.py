@@ -181,6 +181,25 @@ BAD_BODIES = {
         "messages": QUESTION,
         "stream_options": {"include_usage": True},
     },
+    "null for several completions": {"prompt": "move", "n": None},
+    "a temperature above 2": {"messages": QUESTION, "temperature": 2.5},
+    "an infinite temperature": {"messages": QUESTION, "temperature": float("inf")},
+    "an infinite penalty": {"messages": QUESTION, "repetition_penalty": float("inf")},
+    "a tool required and none given": {"messages": QUESTION, "tool_choice": "required"},
+    "an empty list of tools": {"messages": QUESTION, "tools": []},
+    "an empty vocabulary": {"messages": QUESTION, "allowed_token_ids": []},
+    "nothing left of the prompt": {"messages": QUESTION, "truncate_prompt_tokens": 0},
+    "a template of its own": {"messages": QUESTION, "chat_template": "{{ messages }}"},
+    "a template of its own among the variables": {
+        "messages": QUESTION,
+        "chat_template_kwargs": {"chat_template": "{{ messages }}"},
+    },
+    "messages twice": {"messages": QUESTION, "chat_template_kwargs": {"messages": []}},
+    "a conversation twice": {"messages": QUESTION, "chat_template_kwargs": {"conversation": []}},
+    "tools that are none": {"messages": QUESTION, "chat_template_kwargs": {"tools": 5}},
+    "half a character": {"messages": [{"role": "user", "content": "Hello \ud83d"}]},
+    "half a character for a role": {"messages": [{"role": "\ud83d", "content": "Hello"}]},
+    "half a character to complete": {"prompt": "Hello \ud83d"},
 }
 
 
@@ -188,6 +207,100 @@ BAD_BODIES = {
 def test_a_bad_body_is_refused_with_a_reason(served: Served, name: str) -> None:
     answer = served.container.request("/invocations", BAD_BODIES[name])
     assert_refused(answer.status, answer.body)
+
+
+# Fields that vLLM knows and the small engine does not.
+NOT_SMALL: dict[str, Any] = {
+    "add_special_tokens": True,
+    "allowed_token_ids": [5],
+    "bad_words": ["RIGHT"],
+    "documents": [{"title": "Keys", "text": "UP"}],
+    "echo": True,
+    "include_stop_str_in_output": True,
+    "logit_bias": {"5": 1.0},
+    "logprobs": True,
+    "min_tokens": 2,
+    "prompt_logprobs": 0,
+    "reasoning_effort": "none",
+    "response_format": {"type": "json_object"},
+    "return_token_ids": True,
+    "structured_outputs": {"regex": "UP"},
+    "thinking_token_budget": 0,
+    "tools": [{"type": "function", "function": {"name": "press"}}],
+    "truncate_prompt_tokens": 5,
+    "use_beam_search": True,
+}
+
+
+@pytest.mark.parametrize("served", ENGINES[:1], indirect=True)
+@pytest.mark.parametrize("field", NOT_SMALL)
+def test_what_the_small_engine_cannot_do_it_refuses_by_name(served: Served, field: str) -> None:
+    document = {"messages": QUESTION, field: NOT_SMALL[field]}
+    answer = served.container.request("/invocations", document)
+    assert_refused(answer.status, answer.body)
+    assert field in answer.json["error"]["message"]
+
+
+GOOD_FIELDS: list[dict[str, Any]] = [
+    {
+        "n": None,
+        "stream": None,
+        "stream_options": None,
+        "max_tokens": None,
+        "max_completion_tokens": 2,
+        "temperature": None,
+        "top_p": None,
+        "top_k": None,
+        "min_p": None,
+        "presence_penalty": None,
+        "frequency_penalty": None,
+        "repetition_penalty": None,
+        "seed": None,
+        "stop": None,
+        "stop_token_ids": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+        "allowed_token_ids": None,
+        "truncate_prompt_tokens": None,
+        "tools": None,
+        "tool_choice": None,
+    },
+    {
+        "bad_words": [],
+        "include_stop_str_in_output": False,
+        "min_tokens": 0,
+        "add_special_tokens": False,
+        "thinking_token_budget": -1,
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+    },
+    {"chat_template_kwargs": {"tokenize": True, "add_generation_prompt": False}},
+    {"temperature": 1e-40},
+    {"temperature": 1e-40, "n": 2},
+    {"repetition_penalty": 1e-40},
+]
+
+
+@pytest.mark.parametrize("fields", GOOD_FIELDS)
+def test_what_openai_and_vllm_allow_is_answered(served: Served, fields: dict[str, Any]) -> None:
+    answer = chat(served, **{"max_tokens": 2, **fields})
+    assert len(answer["choices"]) == (fields.get("n") or 1)
+    assert answer["choices"][0]["finish_reason"]
+
+
+def test_the_lowest_temperature_can_be_streamed(served: Served) -> None:
+    fields = {"temperature": 1e-40, "max_tokens": 4, "stream": True}
+    answer = served.container.request("/invocations", {"messages": QUESTION, **fields})
+    *_, last, done = answer.events
+    assert done == "[DONE]"
+    assert last["choices"][0]["finish_reason"]
+
+
+def test_an_unexpected_error_has_an_error_body_too(served: Served) -> None:
+    answer = served.container.request("/invocations", raw=b"[" * 100_000)
+    assert answer.status == 500
+    assert answer.json["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.json["error"]["code"] == 500
 
 
 @pytest.mark.parametrize(
@@ -239,10 +352,12 @@ def test_an_answer_may_fill_the_context_and_no_more(served: Served, wanted: int 
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_unknown_model_is_not_found(served: Served) -> None:
-    answer = served.container.request("/invocations", {"model": "other", "messages": QUESTION})
+@pytest.mark.parametrize(("name", "shown"), [("other", "`other`"), ("half \ud83d", "`half ?`")])
+def test_an_unknown_model_is_not_found(served: Served, name: str, shown: str) -> None:
+    document = {"model": name, "messages": QUESTION}
+    answer = served.container.request("/invocations", document)
     assert answer.status == 404
-    assert "other" in answer.json["error"]["message"]
+    assert shown in answer.json["error"]["message"]
 
 
 def test_bad_requests_leave_the_server_healthy(served: Served) -> None:

@@ -73,3 +73,9 @@ def test_penalties_lower_what_was_said() -> None:
     repeated = drawn(replace(PLAIN, repetition_penalty=2.0), prompt=(0,))
     weights_V = (PROBABILITIES_V.log() * torch.tensor([2.0, 1, 1, 1])).exp()
     assert close(repeated, (weights_V / weights_V.sum()).tolist())
+
+
+def test_a_penalty_near_zero_leaves_a_distribution() -> None:
+    sampling = replace(PLAIN, temperature=0.01, repetition_penalty=1e-40)
+    logits_V = torch.tensor([3.0, 1.0, 2.0])
+    assert sample(logits_V, sampling, prompt=[1], answer=[], rng=None) == 1
