@@ -128,6 +128,11 @@ def score(source: RewardSource, *completions: str) -> Scores:
     return source.score(RewardRequest(tuple(samples)))
 
 
+def plane_of(source: RewardSource, url: str) -> RewardPlane:
+    spec = {"name": source.name, "weight": 1, "judge": {"endpoint": {"url": url}}}
+    return RewardPlane([RewardSpec.model_validate_json(json.dumps(spec))], sources=[source])
+
+
 def kinds(scores: Scores) -> set[str]:
     return {str(failure.kind) for failure in scores.failures.values()}
 
@@ -240,6 +245,73 @@ def test_a_service_that_lies_gets_no_score(service: Service, reply: Reply, kind:
     assert kinds(scores) == {kind}
 
 
+HUGE = "1" + "0" * 400
+JSON_PARSER = {"parser": {"kind": "json", "field": "score"}}
+CUT_OFF = {"message": {"content": "Reward: 0."}, "finish_reason": "length"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "settings", "odd", "kind"),
+    [
+        ((200, b"no gzip", {"content-encoding": "gzip"}), {}, Sample("odd"), "unparsable"),
+        ((200, b"[" * 200_000, {}), {}, Sample("odd"), "unparsable"),
+        ((200, {"choices": [CUT_OFF]}, {}), {}, Sample("odd"), "unparsable"),
+        (ok('{"score": ' + HUGE + "}"), JSON_PARSER, Sample("odd"), "out_of_range"),
+        (ok(), {"query_template": "{{ rubric + completion }}"},
+         Sample("odd", columns={"rubric": None}), "exception"),
+        (ok(), {}, Sample("odd \ud83d"), "exception"),
+    ],
+)  # fmt: skip
+def test_one_odd_answer_or_row_fails_alone(
+    service: Service, reply: Reply, settings: dict[str, Any], odd: Sample, kind: str
+) -> None:
+    usual = ok('{"score": 0.5} Reward: 0.5')
+    service.reply = lambda body: reply if "odd" in asked(body) else usual
+    source = judge(service.url, **settings)
+    with plane_of(source, service.url) as plane:
+        plane.prepare()
+        request = RewardRequest((odd, Sample("usual", columns={"rubric": "strict"})))
+        result = plane.score(request).sources[0]
+    assert result.scores == [None, 0.5]
+    assert {index: str(one.kind) for index, one in result.failures.items()} == {0: kind}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b'{"data": [{"probs": [NaN]}]}', "not_finite"),
+        (b'{"data": [{"probs": [Infinity]}]}', "not_finite"),
+        (b'{"data": [{"probs": [' + HUGE.encode() + b"]}]}", "not_finite"),
+        (b'{"data": [{"probs": [null]}]}', "unparsable"),
+    ],
+)
+def test_a_classifier_s_odd_logit_fails_alone(service: Service, answer: bytes, kind: str) -> None:
+    def reply(body: dict[str, Any]) -> Reply:
+        usual = {"data": [{"probs": [0.5]}]}
+        return (200, answer, {}) if asked(body) == "odd" else (200, usual, {})
+
+    service.reply = reply
+    document = {"name": "served", "weight": 1, "model": {"endpoint": {"url": service.url}}}
+    spec = RewardSpec.model_validate_json(json.dumps(document))
+    scores = score(build_source(spec, SourceContext()), "odd", "usual")
+    assert scores.values == [None, 0.5]
+    assert kinds(scores) == {kind}
+
+
+def test_an_own_pattern_that_never_ends_fails_its_sample_alone(service: Service) -> None:
+    """`re` holds the interpreter's lock: in the trainer no deadline and no signal would pass."""
+    parser = {"kind": "regex", "pattern": r"Score:((?:\s?\d?\s?)+)$", "maximum": 10.0}
+    texts = {"odd": "Score: " + "1 " * 27 + "x", "usual": "Score: 5", "far": "Score: 11"}
+    service.reply = lambda body: ok(next(texts[name] for name in texts if name in asked(body)))
+    source = judge(service.url, timeout_seconds=40.0, parser=parser)
+    scores = score(source, "odd", "usual", "far", "usual too")
+    assert source.confinement()
+    source.close()
+    assert scores.values == [None, 0.5, None, 0.5]
+    found = {index: str(one.kind) for index, one in scores.failures.items()}
+    assert found == {0: "timeout", 2: "out_of_range"}
+
+
 @pytest.fixture
 def stall(service: Service) -> Iterator[threading.Event]:
     """While held, calls about "slow" get no answer."""
@@ -277,11 +349,29 @@ def test_a_judge_that_is_slow_for_ever_costs_the_batch_s_deadline_and_no_more(
     assert "no answer within" in scores.failures[3].detail
 
 
+@pytest.mark.parametrize(("others", "opened"), [((), 1), (("b",), 0)])
+@pytest.mark.usefixtures("stall")
+def test_calls_that_the_batch_s_deadline_ends_count_for_the_breaker(
+    service: Service, others: tuple[str, ...], opened: int
+) -> None:
+    """A service that answers others meanwhile has too much to do, and is not down."""
+    source = judge(service.url, timeout_seconds=3.0, max_concurrency=16)
+    scores = score(source, *others, *(f"slow {i}" for i in range(10)))
+    assert kinds(scores) == {"timeout"}
+    assert scores.metrics["breaker_open"] == opened
+
+
 def test_a_judge_that_is_down_at_the_start_is_told_with_how_to_start_it() -> None:
     gone = Service()
     gone.stop()
     with pytest.raises(RewardConfigError, match=r"(?s)cannot use.*vllm serve MODEL"):
         judge(gone.url).prepare()
+
+
+@pytest.mark.parametrize("url", ["http://ho st:80a/v1", "judge.internal:8000/v1", "http://[::1/v1"])
+def test_an_address_that_is_none_is_told_at_the_start(url: str) -> None:
+    with pytest.raises(RewardConfigError, match="url"):
+        judge(url).prepare()
 
 
 def test_the_only_model_is_chosen_and_an_unknown_one_refused(service: Service) -> None:
@@ -302,12 +392,8 @@ def test_a_judge_that_dies_is_given_up_after_a_few_calls(service: Service) -> No
     assert len(service.requests) == 1 + 8  # then the breaker opened
     assert many.metrics["refused"] == 42
     assert "calls are paused" in many.failures[49].detail
-    spec = RewardSpec.model_validate_json(
-        json.dumps({"name": "judge", "weight": 1, "judge": {"endpoint": {"url": service.url}}})
-    )
-    plane = RewardPlane([spec], sources=[source])
     with pytest.raises(RewardError, match="above its max_failure_rate"):
-        plane.score(RewardRequest((Sample("x"),)))
+        plane_of(source, service.url).score(RewardRequest((Sample("x"),)))
 
 
 def test_the_breaker_tries_one_call_after_its_pause() -> None:
@@ -320,6 +406,11 @@ def test_the_breaker_tries_one_call_after_its_pause() -> None:
     now[0] = 10.0
     assert breaker.allows()  # the trial
     assert not breaker.allows()  # and no second one beside it
+    now[0] = 35.0
+    breaker.note(answered=False)
+    assert not breaker.allows()  # the pause begins when the trial has failed
+    now[0] = 45.0
+    assert breaker.allows()
     breaker.note(answered=True)
     assert breaker.allows()
 
@@ -389,7 +480,10 @@ def test_a_reward_file_can_ask_a_judge_by_itself(service: Service, tmp_path: Pat
         "    def __call__(self, completions):\n"
         "        return [self.judge.score(text, temperature=0) for text in completions]\n"
     )
-    service.reply = lambda body: ok(f"Reward: {len(asked(body)) / 10}")
+    cut_off = (200, {"choices": [CUT_OFF]}, {})
+    service.reply = lambda body: (
+        cut_off if asked(body) == "cut" else ok(f"Reward: {len(asked(body)) / 10}")
+    )
 
     def source(url: str) -> RewardSource:
         document = {
@@ -405,10 +499,10 @@ def test_a_reward_file_can_ask_a_judge_by_itself(service: Service, tmp_path: Pat
 
     made = source(service.url)
     made.prepare()
-    samples = (Sample("abc"), Sample("a" * 11))
+    samples = (Sample("abc"), Sample("a" * 11), Sample("cut"))
     scores = made.score(RewardRequest(samples))
     made.close()
-    assert scores.values == [0.3, None]  # 1.1 is out of range
+    assert scores.values == [0.3, None, None]  # 1.1 is out of range
     gone = Service()
     gone.stop()
     with pytest.raises(RewardConfigError, match=r"no judge at.*vllm serve"):
@@ -437,6 +531,8 @@ def test_judgements_outlive_the_trainer_s_process(service: Service, tmp_path: Pa
     found = score(again, "good", "x")
     assert found.values == [0.25, None]
     assert found.metrics["asked"] == 1  # the failure, which may pass
+    service.models = ["judge-2"]
+    assert score(judge(service.url, kept_in=tmp_path), "good").metrics["asked"] == 1
     assert (
         score(judge(service.url, kept_in=tmp_path, temperature=0.9), "good").metrics["asked"] == 1
     )

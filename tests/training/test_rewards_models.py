@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from contracts.rewards import RewardSpec
 from tests.training import tiny
 from tests.training.reward_models import config, save_classifier, save_judge
 from training_container.rewards.interface import (
+    Failure,
     FailureKind,
     RewardConfigError,
+    RewardError,
     RewardRequest,
     RewardSource,
     Sample,
@@ -161,6 +171,61 @@ def test_a_conversation_that_is_too_long_is_unscored_and_never_cut(classifier: P
     assert scores.failures[1].kind is FailureKind.TOO_LONG
 
 
+def of_64_positions(kind: str) -> Any:
+    """GPT-2's and RoBERTa's positions are a table; the latter's begins after the padding's."""
+    size = {"vocab_size": len(tiny.tokenizer()), "pad_token_id": tiny.PAD_ID}
+    ends = {"bos_token_id": tiny.EOS_ID, "eos_token_id": tiny.EOS_ID}
+    torch.manual_seed(5)
+    if kind == "roberta":
+        shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        table = RobertaConfig(max_position_embeddings=65, num_labels=1, **shape, **size, **ends)
+        return RobertaForSequenceClassification(table)
+    table = GPT2Config(n_positions=64, n_embd=32, n_layer=1, n_head=2, num_labels=1, **size, **ends)
+    return GPT2ForSequenceClassification(table) if kind == "gpt2" else GPT2LMHeadModel(table)
+
+
+def saved(folder: Path, model: Any) -> str:
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd", "failure"),
+    [
+        ("gpt2", Sample("x" * 65), "too_long"),
+        ("roberta", Sample("x" * 65), "too_long"),
+        ("gpt2", Sample("odd \ud83d"), "exception"),
+        ("gpt2", Sample(""), "exception"),
+        ("gpt2", Sample("odd", prompt=({"role": "user", "content": None},)), "exception"),
+    ],
+)
+def test_one_odd_row_fails_alone(tmp_path: Path, kind: str, odd: Sample, failure: str) -> None:
+    """A conversation beyond a table of positions is an error; on a GPU it ends the process."""
+    (tmp_path / "rm.jinja").write_text("{% for m in messages %}{{ '' + m['content'] }}{% endfor %}")
+    folder = saved(tmp_path / "model", of_64_positions(kind))
+    model = source("model", tmp_path, source=folder, template_file="rm.jinja", device="cpu")
+    model.prepare()
+    scores = model.score(RewardRequest((odd, Sample("RIGHT"), Sample("x" * 64))))
+    assert {index: str(one.kind) for index, one in scores.failures.items()} == {0: failure}
+    assert None not in scores.values[1:]
+
+
+def test_logits_that_are_no_numbers_are_failures(tmp_path: Path) -> None:
+    """NaN would else pass for "not applicable", which no ceiling counts."""
+    broken = of_64_positions("gpt2")
+    broken.score.weight.data.fill_(float("nan"))
+    entry = {"source": saved(tmp_path, broken), "device": "cpu"}
+    spec = RewardSpec.model_validate_json(json.dumps({"name": "rm", "weight": 1, "model": entry}))
+    samples = (Sample("RIGHT"), Sample("LEFT"))
+    with RewardPlane([spec]) as plane:
+        plane.prepare()
+        with pytest.raises(RewardConfigError, match=r"all 2 rows.*not_finite"):
+            plane.dry_run(samples)
+        with pytest.raises(RewardError, match="not_finite"):
+            plane.score(RewardRequest(samples))
+
+
 def test_a_causal_model_is_no_reward_model(causal: Path) -> None:
     """transformers gives it a random head, with a warning nobody reads."""
     with pytest.raises(RewardConfigError, match=r"no trained classifier.*score"):
@@ -297,6 +362,35 @@ def test_judgements_depend_on_what_is_asked_and_not_on_its_company(causal: Path)
     assert isinstance(alone, list)
     assert len(set(alone)) == 3
     assert seed_of(one) != seed_of(other)
+
+
+def test_one_odd_question_fails_alone(tmp_path: Path) -> None:
+    entry = {"source": saved(tmp_path, of_64_positions("judge")), "max_tokens": 8}
+    spec = RewardSpec.model_validate_json(json.dumps({"name": "j", "weight": 1, "judge": entry}))
+    assert spec.judge is not None
+    asker = LocalAsker("j", spec.judge, str(tmp_path))
+    asker.prepare()
+    asked = [({"role": "user", "content": text},) for text in ("x" * 57, "\ud83d", "RIGHT")]
+    long, odd, usual = asker.ask(asked, 60)
+    assert isinstance(long, Failure)
+    assert long.kind is FailureKind.TOO_LONG
+    assert isinstance(odd, Failure)
+    assert odd.kind is FailureKind.EXCEPTION
+    assert isinstance(usual, list)
+
+
+def test_a_judgement_that_is_cut_off_is_none(judge_model: Path) -> None:
+    """It begins with `Reward: 0.` on its way to 0.9."""
+    settings = {"query_template": "{{ completion }}", "temperature": 0}
+    for most in range(1, 17):
+        judge = source("judge", source=str(judge_model), max_tokens=most, **settings)
+        judge.prepare()
+        scores = score(judge, "RIGHT")
+        if scores.values != [None]:
+            assert scores.values == [0.9]
+            break
+        assert "cut off at max_tokens: 'R" in scores.failures[0].detail
+    assert most > 4
 
 
 def test_a_judge_past_its_deadline_stops_between_batches(causal: Path) -> None:

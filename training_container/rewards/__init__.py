@@ -14,8 +14,8 @@ confine.py     what a worker process takes away from itself
 egress.py      where it may connect when its source declares the network
 scorer.py      a loaded function, its results normalised
 user_file.py   a user's Python file: its signature recognised
-judge.py       a generative reward model; judge_parser.py reads its words, judge_http.py and
-               judge_local.py are where it runs, judge_cache.py what is remembered
+judge.py       a generative reward model; judge_http.py and judge_local.py are where it runs,
+               judge_parser.py and judge_reader.py read its words, judge_cache.py remembers them
 trial.py       sources tried out on sample answers; reward_dry_run.py is the hub's Lambda for
                that, __main__.py the command on a user's machine
 model_source.py, model_http.py: a classifier in this process, or served

@@ -56,15 +56,21 @@ class JudgeClient:
 
     def ask(self, question: str, *, system: str | None = None, **sampling: Any) -> str:
         """The judge's words. Raises httpx.HTTPError; a sample it is raised for has failed."""
+        return str(self._choice(question, system, sampling)["message"]["content"] or "")
+
+    def score(self, question: str, *, system: str | None = None, **sampling: Any) -> float | None:
+        """The judge's words as a number in [0, 1], or None when they hold none or were cut off."""
+        choice = self._choice(question, system, sampling)
+        if choice.get("finish_reason") == "length":
+            return None
+        return parse_judgement(choice["message"]["content"] or "", self._parser).value
+
+    def _choice(self, question: str, system: str | None, sampling: dict[str, Any]) -> Any:
         messages = [{"role": "system", "content": system}] if system else []
         body = {"model": self.model, "messages": [*messages, _user(question)], **sampling}
         response = self._http.post("/chat/completions", json=body)
         response.raise_for_status()
-        return str(response.json()["choices"][0]["message"]["content"] or "")
-
-    def score(self, question: str, *, system: str | None = None, **sampling: Any) -> float | None:
-        """The judge's words as a number in [0, 1], or None when they hold none."""
-        return parse_judgement(self.ask(question, system=system, **sampling), self._parser).value
+        return response.json()["choices"][0]
 
     def _get(self, path: str) -> Any:
         response = self._http.get(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -74,7 +75,7 @@ class Breaker:
     def note(self, *, answered: bool) -> None:
         """Count the outcome of a call with all its retries."""
         self._failures = 0 if answered else self._failures + 1
-        if self._failures == self.limit:
+        if self.open:
             self._next_trial = self.clock() + self.pause_seconds
 
 
@@ -84,6 +85,8 @@ class Counts:
 
     calls: int = 0
     retries: int = 0
+    answered: int = 0
+    """Calls the service answered, be it by a refusal."""
     refused: int = 0
     """Calls the open breaker did not make."""
 
@@ -92,6 +95,13 @@ class Endpoint:
     """A scoring service as a run file names it. Use `batch` for many calls at once."""
 
     def __init__(self, spec: EndpointSpec, key: str | None = None) -> None:
+        """Raises RewardConfigError for an address that is none."""
+        try:
+            httpx.URL(spec.url or "")
+        except httpx.InvalidURL as error:
+            raise RewardConfigError(
+                f"endpoint url {spec.url!r}: {error}; give it as http://HOST:8000/v1"
+            ) from error
         self.spec = spec
         self._key = key
         self.breaker = Breaker()
@@ -109,7 +119,7 @@ class Endpoint:
     ) -> list[T | Failure]:
         """Do all of ``work``, at most `max_concurrency` at once, within the deadline.
 
-        Work that is late is cancelled and reported as a timeout.
+        Work that is late is cancelled and reported as a timeout. What it raises is its own failure.
         """
         self.counts = Counts()
         return asyncio.run(self._batch(work, timeout_seconds))
@@ -133,6 +143,10 @@ class Endpoint:
                 results.append(late)
             elif isinstance(one, CallError):
                 results.append(Failure(one.kind, str(one)))
+            elif isinstance(one, Exception):
+                # Of one sample, such as a text that is no UTF-8: the others keep their scores.
+                detail = f"{type(one).__name__}: {one}"
+                results.append(Failure(FailureKind.EXCEPTION, detail))
             elif isinstance(one, BaseException):
                 raise one
             else:
@@ -149,21 +163,37 @@ class Endpoint:
             if not self.breaker.allows():
                 self.counts.refused += 1
                 raise CallError(f"{self.address} is down; calls are paused")
-            for attempt in range(self.spec.max_retries + 1):
-                self.counts.calls += 1
-                try:
-                    result = await self._timed(one, connection)
-                except CallError as error:
-                    if not error.passing or attempt == self.spec.max_retries or self.breaker.open:
-                        # A refusal (400, 401) is an answer: the service is up.
-                        self.breaker.note(answered=not error.passing)
-                        raise
-                    self.counts.retries += 1
-                    await asyncio.sleep(_delay(attempt, error.wait_seconds))
-                else:
-                    self.breaker.note(answered=True)
-                    return result
-            raise AssertionError("the last attempt returns or raises")
+            try:
+                result = await self._retried(one, connection)
+            except CallError as error:
+                # A refusal (400, 401) is an answer: the service is up.
+                self._note(answered=not error.passing)
+                raise
+            except asyncio.CancelledError:
+                # By the deadline. Where others were answered the service is up, with much to do.
+                if not self.counts.answered:
+                    self._note(answered=False)
+                raise
+            self._note(answered=True)
+            return result
+
+    def _note(self, *, answered: bool) -> None:
+        self.counts.answered += answered
+        self.breaker.note(answered=answered)
+
+    async def _retried(
+        self, one: Callable[[Connection], Awaitable[T]], connection: Connection
+    ) -> T:
+        for attempt in range(self.spec.max_retries + 1):
+            self.counts.calls += 1
+            try:
+                return await self._timed(one, connection)
+            except CallError as error:
+                if not error.passing or attempt == self.spec.max_retries or self.breaker.open:
+                    raise
+                self.counts.retries += 1
+                await asyncio.sleep(_delay(attempt, error.wait_seconds))
+        raise AssertionError("the last attempt returns or raises")
 
     async def _timed(self, one: Callable[[Connection], Awaitable[T]], connection: Connection) -> T:
         seconds = self.spec.call_timeout_seconds
@@ -263,6 +293,9 @@ class Connection:
         address = f"{self.spec.url.rstrip('/')}/{path}"
         try:
             response = await self._http.request(method, address, json=body)
+        except httpx.DecodingError as error:
+            detail = f"answer cannot be decompressed: {error}"
+            raise CallError(detail, kind=FailureKind.UNPARSABLE) from error
         except httpx.TransportError as error:
             raise CallError(f"{type(error).__name__}: {error}", passing=True) from error
         if response.is_success:
@@ -304,13 +337,14 @@ class Connection:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         shown = text[:_SHOWN_CHARACTERS]
         raise CallError(f"answer is not JSON: {shown}", kind=FailureKind.UNPARSABLE) from error
 
 
 def _seconds(header: str | None) -> float | None:
     try:
-        return None if header is None else float(header)
+        seconds = math.nan if header is None else float(header)
     except ValueError:  # the header's other form is a date
         return None
+    return None if math.isnan(seconds) else seconds

@@ -25,23 +25,35 @@ from training_container.rewards.interface import (
     Scores,
 )
 from training_container.rewards.judge_cache import JudgementCache
-from training_container.rewards.judge_parser import Verdict, parse_judgement
+from training_container.rewards.judge_reader import JudgementReader
 
-__all__ = ["Asker", "Conversation", "JudgeSource", "conversation_text", "seed_of"]
+__all__ = ["Asker", "Conversation", "JudgeSource", "Judgement", "conversation_text", "seed_of"]
+
+_SHOWN_CHARACTERS = 200
+_NOTHING_SAID = Failure(FailureKind.UNPARSABLE, "no judgement")
 
 Conversation = tuple[Mapping[str, str], ...]
 """What a judge is asked: a system message, when there is one, and a user message."""
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge has said once."""
+
+    text: str
+    finished: bool = True
+    """False: cut off at `max_tokens`; what it would have come to is unknown."""
+
+
 class Asker(Protocol):
     """Puts conversations to a model."""
 
-    def prepare(self) -> None:
-        """Load or probe. Raises RewardConfigError."""
+    def prepare(self) -> str | None:
+        """Load or probe. Returns the model's name. Raises RewardConfigError."""
 
     def ask(
         self, conversations: Sequence[Conversation], timeout_seconds: float
-    ) -> list[list[str] | Failure]:
+    ) -> list[list[Judgement] | Failure]:
         """For each conversation the judgements, or why there are none."""
 
     def metrics(self) -> dict[str, float]:
@@ -64,7 +76,13 @@ class JudgeSource:
     kind of its last judgement.
     """
 
-    def __init__(self, spec: RewardSpec, asker: Asker, cache: JudgementCache | None = None) -> None:
+    def __init__(
+        self,
+        spec: RewardSpec,
+        asker: Asker,
+        cache: JudgementCache | None = None,
+        reader: JudgementReader | None = None,
+    ) -> None:
         """``cache`` holds judgements of earlier incarnations; in memory when None."""
         assert spec.judge is not None
         self.name = spec.name
@@ -72,6 +90,8 @@ class JudgeSource:
         self._timeout_seconds = spec.timeout_seconds
         self._asker = asker
         self._cache = JudgementCache() if cache is None else cache
+        self._reader = JudgementReader(spec) if reader is None else reader
+        self._model: str | None = None
         self._settings = spec.judge.model_dump_json(exclude={"cache", "combine", "combine_with"})
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
         try:
@@ -82,13 +102,15 @@ class JudgeSource:
             ) from error
 
     def prepare(self) -> None:
-        self._asker.prepare()
+        self._model = self._asker.prepare()
+        self._reader.prepare()
 
     def confinement(self) -> Mapping[str, str]:
-        return {}
+        return self._reader.confinement()
 
     def close(self) -> None:
         self._asker.close()
+        self._reader.close()
         self._cache.close()
 
     def score(self, request: RewardRequest) -> Scores:
@@ -96,23 +118,26 @@ class JudgeSource:
         scores = Scores([None] * len(request))
         asked: dict[str, Conversation] = {}
         keys: list[str | None] = []
+        settings = f"{self._model} {self._settings}"
         for index, sample in enumerate(request.samples):
             try:
                 conversation = self._conversation(sample)
-            except jinja2.TemplateError as error:
-                scores.failures[index] = Failure(FailureKind.EXCEPTION, f"query: {error}")
+            except Exception as error:  # noqa: BLE001 - a template may do anything with a row
+                detail = f"query_template: {type(error).__name__}: {error}"
+                scores.failures[index] = Failure(FailureKind.EXCEPTION, detail)
                 keys.append(None)
                 continue
             key = f"{index}"
             if self._judge.cache:
-                key = JudgementCache.key(self._settings, conversation)
+                key = JudgementCache.key(settings, conversation)
             keys.append(key)
             asked[key] = conversation
         known: dict[str, _Judged] = {}
         if self._judge.cache:
             known = {key: _Judged(one, None) for key, one in self._cache.find(asked).items()}
             asked = {key: one for key, one in asked.items() if key not in known}
-        left = max(0.0, self._timeout_seconds - (time.monotonic() - started))
+        asking_seconds = self._timeout_seconds - self._reader.seconds
+        left = max(0.0, asking_seconds - (time.monotonic() - started))
         known |= self._judge_all(asked, left)
         for index, key in enumerate(keys):
             if key is None:
@@ -128,23 +153,18 @@ class JudgeSource:
 
     def _judge_all(self, asked: Mapping[str, Conversation], left: float) -> dict[str, _Judged]:
         answers = self._asker.ask(list(asked.values()), left)
+        said = [one for answer in answers if not isinstance(answer, Failure) for one in answer]
+        read = iter(self._reader.read([one.text for one in said if one.finished]))
         judged = {
-            key: _Judged(None, answer) if isinstance(answer, Failure) else self._average(answer)
+            key: _Judged(None, answer)
+            if isinstance(answer, Failure)
+            else _average([next(read) if one.finished else _cut_off(one) for one in answer])
             for key, answer in zip(asked, answers, strict=True)
         }
         if self._judge.cache:
             # A failure may pass; only a judgement is kept.
             self._cache.add({key: v for key, one in judged.items() if (v := one.value) is not None})
         return judged
-
-    def _average(self, judgements: Sequence[str]) -> _Judged:
-        verdicts = [parse_judgement(text, self._judge.parser) for text in judgements]
-        values = [verdict.value for verdict in verdicts if verdict.value is not None]
-        if values:
-            return _Judged(sum(values) / len(values), None)
-        last = verdicts[-1] if verdicts else Verdict(None, FailureKind.UNPARSABLE)
-        shown = judgements[-1][-200:] if judgements else "no judgement"
-        return _Judged(None, Failure(last.failure or FailureKind.UNPARSABLE, repr(shown)))
 
     def _conversation(self, sample: Sample) -> Conversation:
         messages = [*sample.prompt, {"role": "assistant", "content": sample.completion}]
@@ -161,6 +181,19 @@ class JudgeSource:
         if self._judge.system is None:
             return (user,)
         return ({"role": "system", "content": self._judge.system}, user)
+
+
+def _cut_off(judgement: Judgement) -> Failure:
+    shown = judgement.text[-_SHOWN_CHARACTERS:]
+    return Failure(FailureKind.UNPARSABLE, f"cut off at max_tokens: {shown!r}")
+
+
+def _average(read: Sequence[float | Failure]) -> _Judged:
+    values = [one for one in read if not isinstance(one, Failure)]
+    if values:
+        return _Judged(sum(values) / len(values), None)
+    failed = [one for one in read if isinstance(one, Failure)]
+    return _Judged(None, failed[-1] if failed else _NOTHING_SAID)
 
 
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:

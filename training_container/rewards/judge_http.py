@@ -8,7 +8,7 @@ from typing import Any
 from contracts.rewards import JudgeReward
 from training_container.rewards.endpoint import CallError, Connection, Endpoint
 from training_container.rewards.interface import Failure, FailureKind
-from training_container.rewards.judge import Conversation, seed_of
+from training_container.rewards.judge import Conversation, Judgement, seed_of
 
 __all__ = ["HttpAsker"]
 
@@ -27,17 +27,20 @@ class HttpAsker:
         self._endpoint = Endpoint(judge.endpoint, key)
         self._model: str | None = judge.endpoint.model
 
-    def prepare(self) -> None:
+    def prepare(self) -> str | None:
         self._model = self._endpoint.model(_HOW_TO_START)
+        return self._model
 
     def ask(
         self, conversations: Sequence[Conversation], timeout_seconds: float
-    ) -> list[list[str] | Failure]:
+    ) -> list[list[Judgement] | Failure]:
         return self._endpoint.batch(
             [self._call(conversation) for conversation in conversations], timeout_seconds
         )
 
-    def _call(self, conversation: Conversation) -> Callable[[Connection], Awaitable[list[str]]]:
+    def _call(
+        self, conversation: Conversation
+    ) -> Callable[[Connection], Awaitable[list[Judgement]]]:
         body: dict[str, Any] = {
             "messages": [dict(message) for message in conversation],
             "temperature": self._judge.temperature,
@@ -48,8 +51,8 @@ class HttpAsker:
         if self._model is not None:
             body["model"] = self._model
 
-        async def call(connection: Connection) -> list[str]:
-            return _contents(await connection.post("chat/completions", body))
+        async def call(connection: Connection) -> list[Judgement]:
+            return _judgements(await connection.post("chat/completions", body))
 
         return call
 
@@ -66,12 +69,17 @@ class HttpAsker:
         """Connections end with each batch."""
 
 
-def _contents(answer: Any) -> list[str]:
+def _judgements(answer: Any) -> list[Judgement]:
     try:
-        found = [choice["message"]["content"] for choice in answer["choices"]]
-    except (KeyError, TypeError) as error:
+        return [_judgement(choice) for choice in answer["choices"]]
+    except (KeyError, TypeError, AttributeError) as error:
         shown = str(answer)[:200]
         raise CallError(
             f"answer is no chat completion: {shown}", kind=FailureKind.UNPARSABLE
         ) from error
-    return [text if isinstance(text, str) else "" for text in found]
+
+
+def _judgement(choice: Any) -> Judgement:
+    text = choice["message"]["content"]
+    finished = choice.get("finish_reason") != "length"
+    return Judgement(text if isinstance(text, str) else "", finished)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from contracts.rewards import JudgeReward
 from training_container.engine.policy import Policy
 from training_container.engine.rollout import HfRollout, Sampling
 from training_container.rewards.interface import Failure, FailureKind, RewardConfigError
-from training_container.rewards.judge import Conversation, seed_of
-from training_container.rewards.model_source import chosen_device
+from training_container.rewards.judge import Conversation, Judgement, seed_of
+from training_container.rewards.model_source import chosen_device, positions_of
 
 __all__ = ["LocalAsker"]
 
@@ -46,9 +47,10 @@ class LocalAsker:
         self._device = chosen_device("auto")
         self._tokenizer: Any = None
         self._rollout: HfRollout | None = None
+        self._positions = math.inf
         self._tokens = 0
 
-    def prepare(self) -> None:
+    def prepare(self) -> str | None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
@@ -79,45 +81,67 @@ class LocalAsker:
             batch_size=_BATCH,
             dtype=dtype,
         )
+        self._positions = positions_of(model)
+        return self._judge.source
 
     def ask(
         self, conversations: Sequence[Conversation], timeout_seconds: float
-    ) -> list[list[str] | Failure]:
+    ) -> list[list[Judgement] | Failure]:
         """In batches, and no further batch once the deadline has passed."""
-        assert self._rollout is not None
         deadline = time.monotonic() + timeout_seconds
-        sampling = Sampling(self._judge.temperature, self._judge.max_tokens)
-        answers: list[list[str] | Failure] = []
         self._tokens = 0
+        answers: dict[int, list[Judgement] | Failure] = {}
+        prompts: dict[int, list[int]] = {}
+        for index, conversation in enumerate(conversations):
+            encoded = self._encoded(conversation)
+            if isinstance(encoded, Failure):
+                answers[index] = encoded
+            else:
+                prompts[index] = encoded
         size = max(1, _BATCH // self._judge.choices)
-        for start in range(0, len(conversations), size):
-            batch = conversations[start : start + size]
+        left = list(prompts)
+        for batch in (left[at : at + size] for at in range(0, len(left), size)):
             if time.monotonic() > deadline:
                 late = Failure(FailureKind.TIMEOUT, f"not within {timeout_seconds:g} s")
-                answers += [late] * len(batch)
+                answers |= dict.fromkeys(batch, late)
                 continue
-            answers += self._generate(batch, sampling)
-        return answers
+            asked = [conversations[index] for index in batch]
+            said = self._generate(asked, [prompts[index] for index in batch])
+            answers |= zip(batch, said, strict=True)
+        return [answers[index] for index in range(len(conversations))]
 
-    def _generate(self, batch: Sequence[Conversation], sampling: Sampling) -> list[list[str]]:
-        assert self._rollout is not None
-        choices = self._judge.choices
-        prompts, seeds = [], []
-        for conversation in batch:
+    def _encoded(self, conversation: Conversation) -> list[int] | Failure:
+        try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in conversation],
                 tokenize=False,
                 add_generation_prompt=True,
             )
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-            prompts += [ids] * choices
-            seeds += [seed_of(conversation, choice) for choice in range(choices)]
-        found = self._rollout.generate(prompts, seeds, sampling)
+            ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:  # noqa: BLE001 - tokenizers tell in many ways what is no text
+            return Failure(FailureKind.EXCEPTION, f"{type(error).__name__}: {error}")
+        if len(ids) + self._judge.max_tokens > self._positions:
+            detail = (
+                f"{len(ids)} tokens and max_tokens, the judge has {self._positions:.0f} positions"
+            )
+            return Failure(FailureKind.TOO_LONG, detail)
+        return ids
+
+    def _generate(
+        self, batch: Sequence[Conversation], prompts: Sequence[list[int]]
+    ) -> list[list[Judgement]]:
+        assert self._rollout is not None
+        choices = self._judge.choices
+        repeated = [ids for ids in prompts for _ in range(choices)]
+        seeds = [seed_of(one, choice) for one in batch for choice in range(choices)]
+        sampling = Sampling(self._judge.temperature, self._judge.max_tokens)
+        found = self._rollout.generate(repeated, seeds, sampling)
         self._tokens += sum(len(one.ids) for one in found)
         texts = self._tokenizer.batch_decode(
             [list(one.ids) for one in found], skip_special_tokens=True
         )
-        return [texts[at : at + choices] for at in range(0, len(texts), choices)]
+        said = [Judgement(text, one.finished) for text, one in zip(texts, found, strict=True)]
+        return [said[at : at + choices] for at in range(0, len(said), choices)]
 
     def metrics(self) -> dict[str, float]:
         return {"judge_tokens": float(self._tokens)}

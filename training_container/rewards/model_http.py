@@ -6,6 +6,7 @@ in-process model gives it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,14 @@ class HttpModelSource:
 
 def _logit(answer: Any) -> float:
     try:
-        return float(answer["data"][0]["probs"][0])
+        logit = float(answer["data"][0]["probs"][0])
+    except OverflowError:  # a whole number above every float
+        logit = math.inf
     except (KeyError, IndexError, TypeError, ValueError) as error:
         shown = str(answer)[:200]
         raise CallError(
             f"answer is no classification: {shown}", kind=FailureKind.UNPARSABLE
         ) from error
+    if not math.isfinite(logit):
+        raise CallError(f"a logit of {logit}", kind=FailureKind.NOT_FINITE)
+    return logit

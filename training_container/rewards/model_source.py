@@ -6,12 +6,13 @@ ZeRO-3 its weights were empty). B conversations, L tokens of the longest one.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 
 from contracts.rewards import ModelReward, RewardSpec
@@ -24,7 +25,9 @@ from training_container.rewards.interface import (
     Scores,
 )
 
-__all__ = ["ModelSource", "chosen_device", "load_template", "messages_of"]
+__all__ = ["ModelSource", "chosen_device", "load_template", "messages_of", "positions_of"]
+
+_log = logging.getLogger(__name__)
 
 
 class ModelSource:
@@ -40,6 +43,7 @@ class ModelSource:
         self._device = chosen_device(spec.model.device)
         self._model: Any = None
         self._tokenizer: Any = None
+        self._max_length = spec.model.max_length
 
     def prepare(self) -> None:
         """Load the classifier. Raises RewardConfigError when it is none, or has no template."""
@@ -85,6 +89,16 @@ class ModelSource:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model.config.pad_token_id = self._tokenizer.pad_token_id
         self._model.to(self._device).eval()
+        positions = positions_of(self._model)
+        if self._max_length > positions:
+            _log.warning(
+                "reward %s: max_length is %d, the classifier has %d positions; longer conversations"
+                " are not scored",
+                self.name,
+                self._max_length,
+                positions,
+            )
+            self._max_length = int(positions)
 
     def _add_adapter(self, adapter: str) -> None:
         from peft import PeftModel
@@ -111,11 +125,16 @@ class ModelSource:
         for index, sample in enumerate(request.samples):
             try:
                 ids = self._encode(sample)
-            except jinja2.TemplateError as error:
-                scores.failures[index] = Failure(FailureKind.EXCEPTION, f"template: {error}")
+            except Exception as error:  # noqa: BLE001 - a template may do anything with a row
+                detail = f"template: {type(error).__name__}: {error}"
+                scores.failures[index] = Failure(FailureKind.EXCEPTION, detail)
                 continue
-            if len(ids) > self._settings.max_length:
-                detail = f"{len(ids)} tokens, max_length is {self._settings.max_length}"
+            if not ids:
+                detail = "the template makes no tokens of this conversation"
+                scores.failures[index] = Failure(FailureKind.EXCEPTION, detail)
+                continue
+            if len(ids) > self._max_length:
+                detail = f"{len(ids)} tokens, at most {self._max_length} are scored"
                 scores.failures[index] = Failure(FailureKind.TOO_LONG, detail)
                 continue
             tokens[index] = ids
@@ -125,7 +144,11 @@ class ModelSource:
                 scores.failures |= dict.fromkeys(batch, late)
                 continue
             for index, value in zip(batch, self._forward([tokens[i] for i in batch]), strict=True):
-                scores.values[index] = value
+                if math.isfinite(value):
+                    scores.values[index] = value
+                else:
+                    detail = f"a logit of {value}"
+                    scores.failures[index] = Failure(FailureKind.NOT_FINITE, detail)
         return scores
 
     def _encode(self, sample: Sample) -> list[int]:
@@ -168,6 +191,19 @@ def chosen_device(wanted: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise RewardConfigError(f"a reward model is to be on {wanted}; this host has {count} GPUs")
     return device
+
+
+def positions_of(model: torch.nn.Module) -> float:
+    """Tokens of the longest sequence that a transformers model takes; inf when it sets no bound."""
+    config: Any = model.config
+    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+    bounds = [float(stated)] if stated is not None and stated > 0 else []
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            # RoBERTa's positions begin after the padding's row.
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            bounds.append(float(module.num_embeddings - first))
+    return min(bounds, default=math.inf)
 
 
 def load_template(files: Path, name: str) -> str:

@@ -15,6 +15,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from contracts.rewards import JudgeParserSpec
 from training_container.rewards.interface import FailureKind, GroundTruthError, Sample
 from training_container.rewards.user_file import UserFunction, load_user_function
 
@@ -122,7 +123,8 @@ def _number(value: Any) -> float | None:
 
 
 def load_scorer(message: Mapping[str, Any]) -> Scorer:
-    """The scorer a `load` message asks for: a user's file or a built-in function."""
+    """The scorer a `load` message asks for: a user's file, a judge's parser with a pattern of the
+    user's own, or a built-in function."""
     if "file" in message:
         function = load_user_function(
             Path(message["file"]),
@@ -132,6 +134,12 @@ def load_scorer(message: Mapping[str, Any]) -> Scorer:
             message["available"],
         )
         return Scorer(function)
+    if "parser" in message:
+        from training_container.rewards.judge_parser import own_number
+
+        parser = JudgeParserSpec.model_validate(message["parser"])
+        read = lambda one: own_number(one[0].completion, parser)  # noqa: E731
+        return Scorer(UserFunction("parser", True, (), read, reads_prompt=False))
     from training_container.rewards.registry import built_in
 
     entry = built_in(message["function"])

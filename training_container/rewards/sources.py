@@ -129,20 +129,27 @@ def _judge_source(spec: RewardSpec, context: SourceContext) -> RewardSource:
     from training_container.rewards.assets import fetch_weights, resolve_secret
     from training_container.rewards.judge import JudgeSource
     from training_container.rewards.judge_cache import JudgementCache
+    from training_container.rewards.judge_reader import JudgementReader
 
     assert spec.judge is not None
+    reader = JudgementReader(
+        spec,
+        workers=context.workers,
+        memory_mb=min(_BUILT_IN_MEMORY_MB, context.most_memory_mb),
+        start_seconds=context.start_seconds,
+    )
     kept = context.cache is not None and spec.judge.cache
     cache = JudgementCache(context.cache / f"{spec.name}.sqlite" if kept else None)
     if spec.judge.endpoint is not None:
         from training_container.rewards.judge_http import HttpAsker
 
         key = resolve_secret(spec.judge.endpoint.api_key_secret)
-        return JudgeSource(spec, HttpAsker(spec.judge, key), cache)
+        return JudgeSource(spec, HttpAsker(spec.judge, key), cache, reader)
     from training_container.rewards.judge_local import LocalAsker
 
     assert spec.judge.source is not None
     weights = fetch_weights(spec.judge.source)
-    return JudgeSource(spec, LocalAsker(spec.name, spec.judge, weights), cache)
+    return JudgeSource(spec, LocalAsker(spec.name, spec.judge, weights), cache, reader)
 
 
 def _built_in_pool(spec: RewardSpec, entry: BuiltIn, context: SourceContext) -> PoolConfig:
