@@ -14,6 +14,11 @@ from infra.storage import Storage
 __all__ = ["Training", "training_base_image"]
 
 READABLE_PREFIXES = ("runs/", "inputs/", "uploads/")
+MLFLOW_ACTIONS = (
+    "CreateExperiment", "CreateRun", "GetExperiment", "GetExperimentByName", "GetRun", "LogBatch",
+    "SearchRuns", "UpdateRun",
+)  # fmt: skip
+"""What `tracking.mlflow` asks of a tracking server."""
 
 
 def training_base_image(region: str) -> str:
@@ -63,6 +68,22 @@ class Training(Construct):
             ],
             reason="Users name hub tokens and judge keys in run files, under this prefix.",
         )
+        allow(
+            self.role,
+            ["sagemaker:InvokeEndpoint"],
+            [self._sagemaker_arns("endpoint"), self._sagemaker_arns("inference-component")],
+            reason="Rewards and judges name endpoints of the account in run files.",
+        )
+        allow(
+            self.role,
+            [f"sagemaker-mlflow:{action}" for action in MLFLOW_ACTIONS],
+            [self._sagemaker_arns("mlflow-tracking-server")],
+            reason="Run files name a tracking server of the account.",
+        )
+
+    def _sagemaker_arns(self, kind: str) -> str:
+        """All of a kind in the stack's account and region."""
+        return cdk.Stack.of(self).format_arn(service="sagemaker", resource=kind, resource_name="*")
 
     def _grant_bucket(self, storage: Storage) -> None:
         bucket = storage.bucket

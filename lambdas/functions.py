@@ -32,11 +32,12 @@ from lambdas.permissions import (
     READ_DATA,
     READ_RECIPES,
     READ_RUNS,
-    SCALING,
+    SCALE,
     START,
     STOP_JOB,
     TABLE,
     TOKENS,
+    UNSCALE,
     WRITE_RUNS,
     Permission,
     create_hosting,
@@ -184,7 +185,7 @@ FUNCTIONS: tuple[Function, ...] = (
         ),
         permissions=(
             TABLE, READ_RUNS, WRITE_RUNS, LIST, START, EXECUTIONS, DESCRIBE_JOB, STOP_JOB,
-            DESCRIBE_HOSTING, DELETE_HOSTING, DELETE_ALARM, SCALING, INVOKE, TOKENS,
+            DESCRIBE_HOSTING, DELETE_HOSTING, DELETE_ALARM, *UNSCALE, INVOKE, TOKENS,
             ENDPOINT_LOGS,
             Permission(
                 ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
@@ -254,17 +255,21 @@ FUNCTIONS: tuple[Function, ...] = (
     _task(
         "smoke_test",
         "Ask the endpoint one real question and keep the answer; then set up scaling.",
-        READ_RUNS, WRITE_RUNS, LIST, READ_DATA, INVOKE, DESCRIBE_HOSTING, SCALING,
+        READ_RUNS, WRITE_RUNS, LIST, READ_DATA, INVOKE, DESCRIBE_HOSTING, *SCALE,
         create_hosting("CreateInferenceComponent"),
         environment=_HOSTING_SETTINGS,
         timeout=600,
     ),
-    _task("finish_run", "Mark the run succeeded."),
+    _task(
+        "finish_run",
+        "Mark the run succeeded, and delete what its endpoint replaced.",
+        DESCRIBE_HOSTING, DELETE_HOSTING, *UNSCALE,
+    ),
     _task(
         "clean_up",
         "Stop the job, delete half-made endpoints, write down the failure.",
         READ_RUNS, DESCRIBE_JOB, STOP_JOB, DESCRIBE_HOSTING, DELETE_HOSTING, DELETE_ALARM,
-        SCALING, TOKENS, ENDPOINT_LOGS,
+        *UNSCALE, TOKENS, ENDPOINT_LOGS,
         timeout=120,
     ),
     _task("conclude_failure", "Fail the execution with the run's failure; continue it on redrive."),
@@ -363,7 +368,7 @@ FUNCTIONS: tuple[Function, ...] = (
         environment=("TABLE_NAME", "BUCKET_NAME"),
         permissions=(
             TABLE, READ_RUNS, DESCRIBE_JOB, STOP_JOB, DESCRIBE_HOSTING, DELETE_HOSTING,
-            DELETE_ALARM, SCALING, TOKENS, EXECUTIONS, ENDPOINT_LOGS,
+            DELETE_ALARM, *UNSCALE, TOKENS, EXECUTIONS, ENDPOINT_LOGS,
         ),
         rules=(
             EventRule(
@@ -388,7 +393,7 @@ FUNCTIONS: tuple[Function, ...] = (
         environment=("TABLE_NAME", "BUCKET_NAME", "STATE_MACHINE_ARN", "STACK_NAME"),
         permissions=(
             TABLE, READ_RUNS, LIST, DESCRIBE_JOB, LIST_JOBS, STOP_JOB, DESCRIBE_HOSTING,
-            DELETE_HOSTING, DELETE_ALARM, SCALING, TOKENS, EXECUTIONS, START, ENDPOINT_LOGS,
+            DELETE_HOSTING, DELETE_ALARM, *UNSCALE, TOKENS, EXECUTIONS, START, ENDPOINT_LOGS,
             Permission(
                 ("cloudwatch:GetMetricStatistics",),
                 ("*",),

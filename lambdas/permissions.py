@@ -24,11 +24,12 @@ __all__ = [
     "READ_DATA",
     "READ_RECIPES",
     "READ_RUNS",
-    "SCALING",
+    "SCALE",
     "START",
     "STOP_JOB",
     "TABLE",
     "TOKENS",
+    "UNSCALE",
     "WRITE_RUNS",
     "Permission",
     "create_hosting",
@@ -119,14 +120,56 @@ PUT_ALARM = Permission(
     ("cloudwatch:PutMetricAlarm", "cloudwatch:DescribeAlarms"), (_ALARM_ARN,), _ALARM_REASON
 )
 DELETE_ALARM = Permission(("cloudwatch:DeleteAlarms",), (_ALARM_ARN,), _ALARM_REASON)
-SCALING = Permission(
-    (
-        "application-autoscaling:RegisterScalableTarget",
-        "application-autoscaling:PutScalingPolicy",
-        "application-autoscaling:DeregisterScalableTarget",
+_TARGETS = ("arn:{partition}:application-autoscaling:{region}:{account}:scalable-target/*",)
+_TARGET_REASON = "The id of a scalable target is made by the service."
+_TRACKING_ALARMS = "arn:{partition}:cloudwatch:{region}:{account}:alarm:TargetTracking-*"
+_WAKE_ALARMS = "arn:{partition}:cloudwatch:{region}:{account}:alarm:grpohub-wake-*"
+_SCALING_SERVICE = "sagemaker.application-autoscaling.amazonaws.com"
+SCALE = (
+    Permission(
+        (
+            "application-autoscaling:RegisterScalableTarget",
+            "application-autoscaling:PutScalingPolicy",
+        ),
+        _TARGETS,
+        _TARGET_REASON,
     ),
-    ("arn:{partition}:application-autoscaling:{region}:{account}:scalable-target/*",),
-    "The id of a scalable target is made by the service.",
+    # Application Auto Scaling asks for these of whoever has it scale.
+    Permission(
+        (
+            "sagemaker:UpdateEndpointWeightsAndCapacities",
+            "sagemaker:UpdateInferenceComponentRuntimeConfig",
+        ),
+        _HOSTING,
+        _HOSTING_REASON,
+    ),
+    Permission(
+        ("cloudwatch:PutMetricAlarm", "cloudwatch:DescribeAlarms", "cloudwatch:DeleteAlarms"),
+        (_TRACKING_ALARMS,),
+        "Target tracking names its alarms by endpoints.",
+    ),
+    Permission(
+        ("cloudwatch:PutMetricAlarm",),
+        (_WAKE_ALARMS,),
+        "The alarm that wakes an inference component is named by it.",
+    ),
+    # The account's first scalable target of SageMaker brings the role into being.
+    Permission(
+        ("iam:CreateServiceLinkedRole",),
+        (
+            f"arn:{{partition}}:iam::{{account}}:role/aws-service-role/{_SCALING_SERVICE}/"
+            "AWSServiceRoleForApplicationAutoScaling_SageMakerEndpoint",
+        ),
+        conditions={"StringEquals": {"iam:AWSServiceName": _SCALING_SERVICE}},
+    ),
+)
+UNSCALE = (
+    Permission(("application-autoscaling:DeregisterScalableTarget",), _TARGETS, _TARGET_REASON),
+    Permission(
+        ("cloudwatch:DeleteAlarms",),
+        (_TRACKING_ALARMS, _WAKE_ALARMS),
+        "Alarms of scaling are named by endpoints and inference components.",
+    ),
 )
 ENDPOINT_LOGS = Permission(
     ("logs:FilterLogEvents",),

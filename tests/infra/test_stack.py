@@ -93,19 +93,31 @@ def test_every_function_and_the_state_machine_are_traced(assembly: Assembly) -> 
 
 def test_only_alarms_of_endpoints_are_made_and_deleted(assembly: Assembly) -> None:
     """A blue/green update is rolled back by an alarm: whoever deploys makes it, and SageMaker
-    looks at it in the role of the endpoint."""
-    may: dict[str, set[str]] = {}
+    looks at it in the role of the endpoint. Scaling has alarms of its own."""
+    may: dict[tuple[str, str], set[str]] = {}
     for name, statement in assembly.statements():
         for action in as_list(statement["Action"]):
             if action in ("cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms",
                           "cloudwatch:DescribeAlarms"):  # fmt: skip
-                may.setdefault(action.partition(":")[2], set()).add(name)
-                assert ":alarm:GrpoHub-endpoint-*" in json.dumps(statement["Resource"])
-    assert {name[:30] for name in may["PutMetricAlarm"]} == {"FunctionsCreateOrUpdateEndpoin"}
-    assert any(name.startswith("InferenceRole") for name in may["DescribeAlarms"])
-    assert {name.partition("Role")[0] for name in may["DeleteAlarms"]} == {
-        "FunctionsApi", "FunctionsCleanUp", "FunctionsOnExecutionStatus", "FunctionsReconcile",
-    }  # fmt: skip
+                for resource in as_list(statement["Resource"]):
+                    [alarms] = re.findall(r":alarm:([\w-]+)-\*", json.dumps(resource))
+                    who = may.setdefault((action.partition(":")[2], alarms), set())
+                    who.add(re.split("Role|DefaultPolicy", name)[0])
+    delete = {"FunctionsApi", "FunctionsCleanUp", "FunctionsOnExecutionStatus",
+              "FunctionsReconcile"}  # fmt: skip
+    finish, smoke = {"FunctionsFinishRun"}, {"FunctionsSmokeTest"}
+    [create] = may["PutMetricAlarm", "GrpoHub-endpoint"]
+    assert create.startswith("FunctionsCreateOrUpdateEndpoin")
+    assert may == {
+        ("PutMetricAlarm", "GrpoHub-endpoint"): {create},
+        ("DescribeAlarms", "GrpoHub-endpoint"): {create, "Inference"},
+        ("DeleteAlarms", "GrpoHub-endpoint"): delete,
+        ("PutMetricAlarm", "grpohub-wake"): smoke,
+        ("DeleteAlarms", "grpohub-wake"): delete | finish,
+        ("PutMetricAlarm", "TargetTracking"): smoke,
+        ("DescribeAlarms", "TargetTracking"): smoke,
+        ("DeleteAlarms", "TargetTracking"): delete | finish | smoke,
+    }
 
 
 def test_every_function_keeps_its_logs_for_a_while_and_encrypted(assembly: Assembly) -> None:
@@ -190,6 +202,47 @@ def test_the_training_role_writes_only_below_runs(assembly: Assembly) -> None:
             {"Fn::Join": ["", [{"Fn::GetAtt": [bucket, "Arn"]}, "/runs/*"]]}
         ]
     assert found == 1
+
+
+def test_the_training_role_asks_endpoints_and_tracking_servers_of_the_account(
+    assembly: Assembly,
+) -> None:
+    may = {
+        action: [json.dumps(resource) for resource in as_list(statement["Resource"])]
+        for name, statement in assembly.statements()
+        if name.startswith("TrainingRole")
+        for action in as_list(statement["Action"])
+        if action.startswith("sagemaker")
+    }
+    invoke = may.pop("sagemaker:InvokeEndpoint")
+    assert [any(f":{kind}/*" in arn for arn in invoke)
+            for kind in ("endpoint", "inference-component")] == [True, True]  # fmt: skip
+    assert {"sagemaker-mlflow:CreateRun", "sagemaker-mlflow:LogBatch"} <= may.keys()
+    for action, resources in may.items():
+        assert action.startswith("sagemaker-mlflow:")
+        assert len(resources) == 1
+        assert ":mlflow-tracking-server/*" in resources[0]
+
+
+def test_only_the_smoke_test_sets_up_scaling_and_may_create_its_role(assembly: Assembly) -> None:
+    """The account's first scalable target of SageMaker brings a service-linked role into being."""
+    may: dict[str, dict[str, Any]] = {}
+    for name, statement in assembly.statements():
+        for action in as_list(statement["Action"]):
+            if action.startswith(("application-autoscaling:", "iam:Create")):
+                may.setdefault(action, {})[name.partition("Role")[0]] = statement
+    [create] = may["iam:CreateServiceLinkedRole"].values()
+    service = "sagemaker.application-autoscaling.amazonaws.com"
+    assert create["Condition"] == {"StringEquals": {"iam:AWSServiceName": service}}
+    assert f":role/aws-service-role/{service}/" in json.dumps(create["Resource"])
+    assert "*" not in json.dumps(create["Resource"])
+    for action in ("iam:CreateServiceLinkedRole", "application-autoscaling:RegisterScalableTarget",
+                   "application-autoscaling:PutScalingPolicy"):  # fmt: skip
+        assert may[action].keys() == {"FunctionsSmokeTest"}
+    assert may["application-autoscaling:DeregisterScalableTarget"].keys() == {
+        "FunctionsApi", "FunctionsCleanUp", "FunctionsFinishRun", "FunctionsOnExecutionStatus",
+        "FunctionsReconcile",
+    }  # fmt: skip
 
 
 def test_the_inference_role_writes_nothing(assembly: Assembly) -> None:
