@@ -88,6 +88,11 @@ def endpoint_alarm_name(stack: str, endpoint: str) -> str:
     return f"{stack}-endpoint-{endpoint}-errors"
 
 
+def wake_alarm_name(component: str) -> str:
+    """Name of the CloudWatch alarm on requests that found no copy of an inference component."""
+    return f"grpohub-wake-{component}"
+
+
 def recipe_key(name: str) -> str:
     """Key of a registered recipe."""
     return f"recipes/{name}.yaml"

@@ -23,6 +23,9 @@ from lambdas.logic.classify import is_capacity_error
 
 __all__ = ["EndpointObservation", "Hosting"]
 
+_WAKE_SECONDS = 600
+"""An instance and a copy take minutes to come; requests that fail meanwhile add no second copy."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointObservation:
@@ -135,7 +138,7 @@ class Hosting:
 
         Raises:
             NotFoundError: there is no such endpoint.
-            EndpointBusyError: it does not take requests yet, or is throttled.
+            EndpointBusyError: it does not take requests yet, is throttled, or has scaled to zero.
             RequestRefusedError: the model's server answered with an error; its words are in the
             message.
         """
@@ -152,7 +155,8 @@ class Hosting:
             if _missing(error):
                 raise NotFoundError(message) from error
             busy = code in ("ServiceUnavailable", "ModelNotReadyException", "ThrottlingException")
-            if busy or (as_transient(error) is not None and code != "ModelError"):
+            asleep = code == "ValidationError" and "has no capacity" in message
+            if busy or asleep or (as_transient(error) is not None and code != "ModelError"):
                 raise EndpointBusyError(message) from error
             raise RequestRefusedError(message) from error
         parsed: dict[str, Any] = json.loads(answer["Body"].read())
@@ -160,11 +164,7 @@ class Hosting:
 
     def scale(self, resource: str, dimension: str, *, least: int, most: int, target: int) -> None:
         """Target tracking on invocations per instance (or component copy) and minute."""
-        common = {
-            "ServiceNamespace": "sagemaker",
-            "ResourceId": resource,
-            "ScalableDimension": dimension,
-        }
+        common = _scalable(resource, dimension)
         metric = (
             "SageMakerInferenceComponentInvocationsPerCopy"
             if resource.startswith("inference-component/")
@@ -181,12 +181,28 @@ class Hosting:
             },
         )
 
+    def scale_from_zero(self, resource: str, dimension: str) -> str:
+        """A policy that adds a copy when its alarm rings, as target tracking cannot: no copies
+        have no invocations. Returns its ARN, the alarm's action."""
+        answer = self._scaling.put_scaling_policy(
+            **_scalable(resource, dimension),
+            PolicyName="grpohub-wake",
+            PolicyType="StepScaling",
+            StepScalingPolicyConfiguration={
+                "AdjustmentType": "ChangeInCapacity",
+                "MetricAggregationType": "Maximum",
+                "Cooldown": _WAKE_SECONDS,
+                "StepAdjustments": [{"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}],
+            },
+        )
+        arn: str = answer["PolicyARN"]
+        return arn
+
     def unscale(self, resource: str, dimension: str) -> None:
-        """Forget a scalable target; one left behind would scale a later endpoint of that name."""
+        """Forget a scalable target and its policies; one left behind would scale a later endpoint
+        of that name."""
         try:
-            self._scaling.deregister_scalable_target(
-                ServiceNamespace="sagemaker", ResourceId=resource, ScalableDimension=dimension
-            )
+            self._scaling.deregister_scalable_target(**_scalable(resource, dimension))
         except ClientError as error:
             if error_code(error) != "ObjectNotFoundException":
                 raise
@@ -220,6 +236,14 @@ class Hosting:
                 return False
             raise
         return True
+
+
+def _scalable(resource: str, dimension: str) -> dict[str, str]:
+    return {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": resource,
+        "ScalableDimension": dimension,
+    }
 
 
 def _missing(error: ClientError) -> bool:

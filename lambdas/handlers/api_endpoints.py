@@ -52,7 +52,7 @@ def chat(name: str, body: ChatRequest) -> dict[str, Any]:
             "stream: an HTTP API of API Gateway does not stream; call the endpoint itself with "
             "InvokeEndpointWithResponseStream, as `grpohub chat` does"
         )
-    answer = hub().hosting.invoke(name, document, row.inference_component)
+    answer = hub().hosting.invoke(name, document, row.serving_component)
     hub().table.update_endpoint(row, last_chat_at=dt.datetime.now(dt.UTC))
     return answer
 

@@ -25,6 +25,7 @@ from lambdas.logic.deployment import (
     build_endpoint_config_request,
     build_inference_component_request,
     build_model_request,
+    build_wake_alarm_request,
     plan_deployment,
 )
 from lambdas.logic.endpoints import create_or_update, finish_deployment
@@ -231,6 +232,9 @@ def _scale(hub: Hub, deployment: Deployment) -> None:
         most=scaling.max_instances,
         target=scaling.target_invocations_per_minute,
     )
+    if deployment.component is not None:
+        policy_arn = hub.hosting.scale_from_zero(resource, dimension)
+        hub.alarms.put(build_wake_alarm_request(deployment.component, policy_arn))
 
 
 def _now() -> dt.datetime:

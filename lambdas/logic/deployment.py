@@ -14,6 +14,7 @@ from contracts.layout import (
     join_uri,
     model_name,
     parse_s3_uri,
+    wake_alarm_name,
 )
 from contracts.run_spec import RunSpec
 from lambdas.logic.records import PublishedModel
@@ -28,6 +29,7 @@ __all__ = [
     "build_inference_component_request",
     "build_model_request",
     "build_update_request",
+    "build_wake_alarm_request",
     "download_seconds",
     "health_seconds",
     "plan_deployment",
@@ -170,7 +172,8 @@ def build_endpoint_config_request(deployment: Deployment) -> dict[str, Any]:
         variant["ManagedInstanceScaling"] = {
             "Status": "ENABLED",
             "MinInstanceCount": 0,
-            "MaxInstanceCount": deploy.autoscaling.max_instances,
+            # One more than there are copies: a successor is placed while its predecessor serves.
+            "MaxInstanceCount": deploy.autoscaling.max_instances + 1,
         }
         request["ExecutionRoleArn"] = deployment.settings.role
     else:
@@ -211,6 +214,29 @@ def build_alarm_request(deployment: Deployment) -> dict[str, Any]:
         "EvaluationPeriods": 1,
         "Threshold": ERROR_SHARE,
         "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",
+    }
+
+
+def build_wake_alarm_request(component: str, policy_arn: str) -> dict[str, Any]:
+    """PutMetricAlarm on requests that found no copy of an inference component: one within a minute
+    has the scaling policy add one."""
+    return {
+        "AlarmName": wake_alarm_name(component),
+        "AlarmDescription": (
+            f"Inference component {component} was asked while it had no copy. Its scaling policy "
+            "adds one; requests fail until it serves, which takes minutes."
+        ),
+        "AlarmActions": [policy_arn],
+        "Namespace": "AWS/SageMaker",
+        "MetricName": "NoCapacityInvocationFailures",
+        "Dimensions": [{"Name": "InferenceComponentName", "Value": component}],
+        "Statistic": "Sum",
+        "Period": 60,
+        "EvaluationPeriods": 1,
+        "DatapointsToAlarm": 1,
+        "Threshold": 1,
+        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
         "TreatMissingData": "notBreaching",
     }
 

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from contracts.layout import wake_alarm_name
 from contracts.states import EndpointState, is_terminal
 from lambdas.errors import (
     ConflictError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from lambdas.hub import Hub
 
 __all__ = ["await_endpoint", "create_or_update", "delete_endpoint", "finish_deployment",
-           "observe_endpoint", "release_endpoint", "retry_deletion", "unscale"]  # fmt: skip
+           "observe_endpoint", "release_endpoint", "retry_deletion"]  # fmt: skip
 
 _BUSY = {"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"}
 _DEAD = {"Failed", "UpdateRollbackFailed", "OutOfService"}
@@ -82,7 +83,8 @@ def create_or_update(hub: Hub, deployment: Deployment, rung: int) -> dict[str, A
         else:
             hub.hosting.update_endpoint(build_update_request(deployment))
     except (NoCapacityError, QuotaError) as error:
-        hub.table.update_endpoint(claimed, EndpointState.FAILED, reason=f"Capacity: {error}")
+        # In SageMaker's own word, by which `is_capacity_error` knows it again.
+        hub.table.update_endpoint(claimed, EndpointState.FAILED, reason=f"CapacityError: {error}")
         logger.warning("no capacity for the endpoint", extra={"cause": str(error)})
     did = "created" if seen is None else "updated"
     text = f"endpoint {name} {did} on {deployment.instance_type}"
@@ -114,8 +116,10 @@ def observe_endpoint(  # noqa: PLR0911 (one return per thing seen)
         return row
     seen = hub.hosting.describe(name)
     if seen is None:
-        if row.state in (EndpointState.CREATING, EndpointState.UPDATING) and _young(row):
-            return row  # Not visible yet.
+        changing = row.state in (EndpointState.CREATING, EndpointState.UPDATING)
+        refused = row.state is EndpointState.FAILED and row.owned
+        if refused or (changing and _young(row)):
+            return row  # AWS would not make it, or it is not visible yet.
         # Deleted by hand, it has left alarm, scaling, configuration and model. The reconciler
         # deletes them, and then says DELETED: this runs where nothing may be deleted.
         hub.table.update_endpoint(row, EndpointState.DELETING, owned=False)
@@ -141,7 +145,8 @@ def observe_endpoint(  # noqa: PLR0911 (one return per thing seen)
 
 
 def finish_deployment(hub: Hub, name: str) -> None:
-    """The endpoint is announced: it is no longer half made. What it replaced goes."""
+    """The endpoint is announced: it is no longer half made. What it replaced goes; an inference
+    component that is being changed goes by a later call."""
     row = hub.table.get_endpoint(name)
     if row is None:
         return
@@ -152,6 +157,8 @@ def finish_deployment(hub: Hub, name: str) -> None:
     ):
         if resource is not None and resource not in (row.config_name, row.model_name):
             delete(resource)
+    if row.previous_component is not None and _delete_component(hub, row.previous_component):
+        hub.table.update_endpoint(row, previous_component=None)
 
 
 def release_endpoint(hub: Hub, run_id: str, reason: str) -> str | None:
@@ -179,7 +186,7 @@ def retry_deletion(hub: Hub, row: EndpointRecord) -> None:
 
 
 def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]]:
-    """Delete endpoint, configuration and model. Returns (deleted, remaining).
+    """Delete inference components, endpoint, configuration and model. Returns (deleted, remaining).
 
     An endpoint that is being created cannot be deleted; the reconciler tries again while it is
     DELETING.
@@ -193,15 +200,16 @@ def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]
         raise ConflictError(f"endpoint {row.name} was deployed anew meanwhile")
     deleted: list[str] = []
     remaining: list[str] = []
-    if row.scaled:
-        unscale(hub, row)
+    if row.scaled and row.inference_component is None:
+        hub.hosting.unscale(
+            f"endpoint/{row.name}/variant/{VARIANT}", "sagemaker:variant:DesiredInstanceCount"
+        )
     if row.alarm is not None:
         hub.alarms.delete(row.alarm)
-    steps: list[tuple[str, bool]] = []
-    if row.inference_component is not None:
-        gone = hub.hosting.delete_component(row.inference_component)
-        gone = gone and hub.hosting.component_status(row.inference_component) is None
-        steps.append((f"inference component {row.inference_component}", gone))
+    # DeleteEndpoint leaves components where they are.
+    steps = [
+        (f"inference component {name}", _delete_component(hub, name)) for name in row.components
+    ]
     if all(gone for _, gone in steps):
         accepted = hub.hosting.delete_endpoint(row.name)
         steps.append((f"endpoint {row.name}", accepted))
@@ -221,20 +229,16 @@ def delete_endpoint(hub: Hub, row: EndpointRecord) -> tuple[list[str], list[str]
     return deleted, remaining
 
 
-def unscale(hub: Hub, row: EndpointRecord) -> None:
-    """Forget the endpoint's scalable target."""
-    if row.inference_component is not None:
-        hub.hosting.unscale(
-            f"inference-component/{row.inference_component}",
-            "sagemaker:inference-component:DesiredCopyCount",
-        )
-    else:
-        hub.hosting.unscale(
-            f"endpoint/{row.name}/variant/{VARIANT}", "sagemaker:variant:DesiredInstanceCount"
-        )
-
-
 # -- private --------------------------------------------------------------------------------------
+
+
+def _delete_component(hub: Hub, name: str) -> bool:
+    """Delete an inference component and what scales it. False: it is there still."""
+    hub.hosting.unscale(
+        f"inference-component/{name}", "sagemaker:inference-component:DesiredCopyCount"
+    )
+    hub.alarms.delete(wake_alarm_name(name))
+    return hub.hosting.delete_component(name) and hub.hosting.component_status(name) is None
 
 
 def _claim(
@@ -251,14 +255,21 @@ def _claim(
     failed = row is not None and row.state is EndpointState.FAILED
     if mine and row is not None and row.config_name == deployment.config_name and not failed:
         return row
+    there = row if row is not None and row.state is not EndpointState.DELETED else None
+    if there is not None and there.previous_component is not None and not there.owned:
+        raise EndpointBusyError(f"inference component {there.previous_component} is being deleted")
     adopted = seen is not None and seen.config == deployment.config_name
     previous = seen.config if seen is not None and not adopted else None
     previous_model = row.model_name if row is not None and previous is not None else None
+    previous_component = there.inference_component if there is not None else None
     if (
         mine and row is not None
     ):  # A further rung of the same deployment: what served before stays it.
         previous = previous and row.previous_config
         previous_model = row.previous_model
+        previous_component = row.previous_component
+    if previous_component == deployment.component:
+        previous_component = None
     claimed = EndpointRecord(
         name=deployment.endpoint,
         run_id=deployment.run_id,
@@ -276,6 +287,7 @@ def _claim(
         owned=not adopted or mine,
         idle_ttl_hours=deployment.deploy.idle_ttl_hours,
         inference_component=deployment.component,
+        previous_component=previous_component,
         scaled=row is not None and row.scaled,
         alarm=deployment.alarm or (row.alarm if row is not None else None),
     )
@@ -305,9 +317,11 @@ def _settle(hub: Hub, row: EndpointRecord, reason: str) -> None:
     assert row.token is not None
     run = hub.table.get_run(row.run_id)
     assert run is not None
-    outcome = "out_of_capacity" if is_capacity_error(reason) or "Capacity" in reason else "failed"
-    message = {"outcome": outcome, "endpoint": row.name, "reason": reason[:1000]}
-    hub.table.update_endpoint(row, reason=reason[:1000])
+    kept = reason[:1000]
+    # CreateEndpointConfig reads the same words, to take the next rung.
+    outcome = "out_of_capacity" if is_capacity_error(kept) else "failed"
+    message = {"outcome": outcome, "endpoint": row.name, "reason": kept}
+    hub.table.update_endpoint(row, reason=kept)
     if outcome == "failed" and not is_terminal(run.state):
         hub.table.update_run(run, error="EndpointFailed", cause=reason[:2000])
     hub.executions.settle(row.token, message)
@@ -317,14 +331,15 @@ def _settle(hub: Hub, row: EndpointRecord, reason: str) -> None:
 def _undo(hub: Hub, row: EndpointRecord, reason: str) -> None:
     seen = hub.hosting.describe(row.name)
     if row.previous_config is not None and seen is not None and seen.status not in _DEAD:
+        made = row.inference_component
+        if seen.status in _BUSY or (made is not None and not _delete_component(hub, made)):
+            # Nothing can be done until it has come to rest; the row stays owned for the reconciler.
+            hub.table.update_endpoint(row, reason=f"reverting: {reason}"[:1000])
+            return
         if seen.status == "InService" and seen.config == row.config_name:
             hub.hosting.update_endpoint(
                 {"EndpointName": row.name, "EndpointConfigName": row.previous_config}
             )
-        elif seen.status in _BUSY:
-            # Nothing can be done until it has come to rest; the row stays owned for the reconciler.
-            hub.table.update_endpoint(row, reason=f"reverting: {reason}"[:1000])
-            return
         restored = dataclasses.replace(
             row,
             config_name=row.previous_config,
@@ -332,6 +347,8 @@ def _undo(hub: Hub, row: EndpointRecord, reason: str) -> None:
             state=EndpointState.UPDATING,
             previous_config=None,
             previous_model=None,
+            inference_component=row.previous_component,
+            previous_component=None,
             owned=False,
             token=None,
             reason=f"reverted: {reason}"[:1000],

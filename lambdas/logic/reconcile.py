@@ -17,7 +17,12 @@ from lambdas.logic.endings import (
     execution_name,
     finish_cancel,
 )
-from lambdas.logic.endpoints import delete_endpoint, observe_endpoint, retry_deletion
+from lambdas.logic.endpoints import (
+    delete_endpoint,
+    finish_deployment,
+    observe_endpoint,
+    retry_deletion,
+)
 from lambdas.logic.notes import note
 from lambdas.logic.orphans import stop_orphans
 from lambdas.logic.records import AttemptRecord, EndpointRecord, RunRecord
@@ -122,7 +127,10 @@ def _endpoint(hub: Hub, row: EndpointRecord) -> None:
         # Its deployment failed while nothing could be done to it. A run that succeeds gives its
         # endpoint up before it says so: our copy of the row may be older than that.
         retry_deletion(hub, seen)
-    elif not seen.owned and seen.state is EndpointState.IN_SERVICE:
+        return
+    if not seen.owned and seen.previous_component is not None:
+        finish_deployment(hub, seen.name)
+    if not seen.owned and seen.state is EndpointState.IN_SERVICE:
         _delete_if_idle(hub, seen)
 
 

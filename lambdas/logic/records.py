@@ -175,10 +175,23 @@ class EndpointRecord:
     idle_ttl_hours: float | None = None
     last_chat_at: dt.datetime | None = None
     inference_component: str | None = None
+    previous_component: str | None = None
+    """Inference component that served before this deployment, until it is deleted."""
     scaled: bool = False
     """A scalable target was registered for it."""
     alarm: str | None = None
     """CloudWatch alarm on its errors."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Inference components that there may be, the newest first."""
+        both = (self.inference_component, self.previous_component)
+        return tuple(name for name in both if name is not None)
+
+    @property
+    def serving_component(self) -> str | None:
+        """Inference component to ask: while a deployment is under way, the one before it."""
+        return (self.previous_component if self.owned else None) or self.inference_component
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def endpoint_view(row: EndpointRecord) -> EndpointView:
         updated_at=row.updated_at,
         idle_ttl_hours=row.idle_ttl_hours,
         reason=row.reason,
-        inference_component=row.inference_component,
+        inference_component=row.serving_component,
     )
 
 

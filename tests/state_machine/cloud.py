@@ -23,6 +23,7 @@ from typing import Any
 
 import boto3
 from aws_lambda_powertools.metrics import EphemeralMetrics
+from botocore.awsrequest import AWSResponse
 from moto.core.config import default_user_config
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Request, Response
@@ -52,6 +53,15 @@ _SIDE_EFFECTS = {
     "PutMetricAlarm", "DeleteAlarms",
 }  # fmt: skip
 
+_IAM_PREFIXES = {
+    "application-autoscaling": "application-autoscaling",
+    "logs": "logs",
+    "monitoring": "cloudwatch",
+    "sagemaker": "sagemaker",
+    "states": "states",
+}
+"""Of services whose operations and IAM actions have the same names, by signing name."""
+
 
 class CrashError(BaseException):
     """The function's process died here."""
@@ -60,6 +70,12 @@ class CrashError(BaseException):
 class Context:
     function_name, memory_limit_in_mb = "function", 512
     invoked_function_arn, aws_request_id = "arn:aws:lambda:::function", "request"
+
+
+class _Running(threading.local):
+    """The function whose code a thread runs; None in a test's own."""
+
+    name: str | None = None
 
 
 class _MetricsPerThread(threading.local, EphemeralMetrics):
@@ -86,6 +102,7 @@ class Cloud:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._running = _Running()
         self._one_request = threading.Lock()
 
     # -- life --------------------------------------------------------------------------------------
@@ -115,7 +132,10 @@ class Cloud:
         self.states = boto3.client("stepfunctions")
         self.s3 = boto3.client("s3")
         self.dynamodb = boto3.client("dynamodb")
-        for service in ("cloudwatch", "dynamodb", "s3", "sagemaker", "stepfunctions"):
+        for service in (
+            "application-autoscaling", "cloudwatch", "dynamodb", "logs", "s3", "sagemaker",
+            "sagemaker-runtime", "stepfunctions",
+        ):  # fmt: skip
             self._watch(aws.client(service))
         self._watch(aws.resource("dynamodb").meta.client)
 
@@ -189,7 +209,11 @@ class Cloud:
         module = importlib.import_module(f"lambdas.handlers.{name}")
         assert module.handler is not None
         assert function(name).name == name
-        return module.handler(json.loads(json.dumps(event)), Context())
+        caller, self._running.name = self._running.name, name
+        try:
+            return module.handler(json.loads(json.dumps(event)), Context())
+        finally:
+            self._running.name = caller
 
     def api(
         self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
@@ -379,10 +403,27 @@ class Cloud:
         while self._on_their_way:
             self._on_their_way.pop().result()
 
-    # -- crash injection ---------------------------------------------------------------------------
+    # -- permissions and crash injection -----------------------------------------------------------
 
     def _watch(self, client: Any) -> None:
+        client.meta.events.register("before-call.*.*", self._before_call)
         client.meta.events.register("after-call.*.*", self._after_call)
+
+    def _before_call(self, model: Any, **_: Any) -> tuple[AWSResponse, dict[str, Any]] | None:
+        """Answer in IAM's place a call that the running function's role does not allow."""
+        name = self._running.name
+        prefix = _IAM_PREFIXES.get(model.service_model.signing_name)
+        if name is None or prefix is None:
+            return None
+        action = f"{prefix}:{model.name}"
+        if any(action in permission.actions for permission in function(name).permissions):
+            return None
+        message = f"{name} is not authorized to perform: {action}"
+        answer = {
+            "Error": {"Code": "AccessDeniedException", "Message": message},
+            "ResponseMetadata": {"HTTPStatusCode": 403},
+        }
+        return AWSResponse(URL, 403, {}, None), answer
 
     def _after_call(self, model: Any, http_response: Any, **_: Any) -> None:
         self.requests[model.name] += 1

@@ -37,7 +37,7 @@ class FakeSageMaker:
         self.endpoints: dict[str, dict[str, Any]] = {}
         self.components: dict[str, dict[str, Any]] = {}
         self.targets: dict[str, dict[str, Any]] = {}
-        self.policies: dict[str, dict[str, Any]] = {}
+        self.policies: dict[tuple[str, str], dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
         self.refusals: dict[str, list[AwsError]] = {}
         self.on_job: Callable[[dict[str, Any]], None] = lambda _: None
@@ -243,13 +243,16 @@ class FakeSageMaker:
 
     def do_PutScalingPolicy(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         assert request["ResourceId"] in self.targets
-        self.policies[request["ResourceId"]] = request
-        return {"PolicyARN": "arn:policy", "Alarms": []}
+        resource, name = request["ResourceId"], request["PolicyName"]
+        self.policies[resource, name] = request
+        return {"PolicyARN": policy_arn(resource, name), "Alarms": []}
 
     def do_DeregisterScalableTarget(self, request: dict[str, Any]) -> None:  # noqa: N802
         if request["ResourceId"] not in self.targets:
             raise AwsError("ObjectNotFoundException", "No scalable target found")
         del self.targets[request["ResourceId"]]
+        for key in [key for key in self.policies if key[0] == request["ResourceId"]]:
+            del self.policies[key]
 
     def _new(
         self, shelf: dict[str, dict[str, Any]], name: str, request: dict[str, Any], kind: str
@@ -271,6 +274,14 @@ class FakeSageMaker:
                     raise AssertionError(f"{what} did not come within {timeout:g} s")
                 self.changed.wait(0.2)
             return found
+
+
+def policy_arn(resource: str, name: str) -> str:
+    """ARN of a scaling policy."""
+    return (
+        f"arn:aws:autoscaling:{REGION}:{ACCOUNT}:scalingPolicy:1:resource/sagemaker/{resource}"
+        f":policyName/{name}"
+    )
 
 
 def _arn(kind: str, name: str) -> str:

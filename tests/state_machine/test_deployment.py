@@ -15,7 +15,10 @@ from lambdas.errors import ConflictError
 from lambdas.hub import hub
 from lambdas.logic.endpoints import delete_endpoint, observe_endpoint
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
+from tests.state_machine.sagemaker import policy_arn
 from tests.state_machine.specs import DEPLOY, run_spec
+
+TO_ZERO = {**DEPLOY, "autoscaling": {"min_instances": 0, "max_instances": 1}}
 
 
 def _trained(cloud: Cloud, deploy: dict[str, Any], step: int = 20) -> str:
@@ -38,8 +41,9 @@ def _nothing_is_left(cloud: Cloud) -> None:
     assert not cloud.sagemaker.endpoints
     assert not cloud.sagemaker.configs
     assert not cloud.sagemaker.models
+    assert not cloud.sagemaker.components
     assert not cloud.sagemaker.targets
-    assert _alarms("demo") == []
+    assert _alarms("demo") == _wake_alarms() == []
     assert cloud.api("GET", "/v1/endpoints/demo")[0] == 404
 
 
@@ -51,6 +55,15 @@ def _alarms(endpoint: str) -> list[str]:
         for alarm in client("cloudwatch").describe_alarms()["MetricAlarms"]
         if alarm["MetricName"] == "Invocation5XXErrors"
         and {item["Name"]: item["Value"] for item in alarm["Dimensions"]} == wanted
+    ]
+
+
+def _wake_alarms() -> list[dict[str, Any]]:
+    """Alarms on requests that found no copy of an inference component."""
+    return [
+        alarm
+        for alarm in client("cloudwatch").describe_alarms()["MetricAlarms"]
+        if alarm["MetricName"] == "NoCapacityInvocationFailures"
     ]
 
 
@@ -131,13 +144,55 @@ def test_no_capacity_tries_the_next_type_and_other_failures_do_not(cloud: Cloud)
     assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
 
 
-def test_a_ladder_without_any_capacity_fails_the_endpoint(cloud: Cloud) -> None:
-    cloud.sagemaker.refuse("CreateEndpoint", "ResourceLimitExceeded", "account-level service limit")
-    run_id = _trained(cloud, DEPLOY)
+@pytest.mark.parametrize(
+    "message", ["account-level service limit", "You have reached the limit for endpoints."]
+)
+def test_a_ladder_without_any_capacity_fails_the_endpoint(cloud: Cloud, message: str) -> None:
+    cloud.sagemaker.refuse("CreateEndpoint", "ResourceLimitExceeded", message, times=400)
+    run_id = _trained(cloud, {**DEPLOY, "fallback_instance_types": ["ml.g6.xlarge"]})
     folder = cloud.wait(run_id)
     assert folder.run.state is RunState.ENDPOINT_FAILED
     assert folder.run.error == "NoCapacityError"
-    assert "account-level service limit" in (folder.run.cause or "")
+    assert message in (folder.run.cause or "")
+    assert cloud.sagemaker.calls["CreateEndpoint"] == 2
+
+
+def test_a_failure_that_only_sounds_like_capacity_ends_the_deployment(cloud: Cloud) -> None:
+    run_id = _trained(cloud, {**DEPLOY, "fallback_instance_types": ["ml.g6.xlarge"]})
+    cloud.sagemaker.endpoint("demo")
+    cloud.sagemaker.move_endpoint("demo", "Failed", "The KV cache's Capacity is too small")
+    folder = cloud.wait(run_id)
+    assert (folder.run.state, folder.run.error) == (RunState.ENDPOINT_FAILED, "EndpointFailed")
+    assert cloud.sagemaker.calls["CreateEndpoint"] == 1
+
+
+def test_a_refused_endpoint_is_not_taken_for_one_deleted_by_hand(cloud: Cloud) -> None:
+    """The reconciler looks between the refusal and the wait for the endpoint."""
+    cloud.sagemaker.refuse("CreateEndpoint", "ResourceLimitExceeded", "the limit is 0")
+    real = cloud.invoke
+
+    def look_first(name: str, event: dict[str, Any]) -> Any:
+        if name == "await_endpoint":
+            observe_endpoint(hub(), "demo")
+        return real(name, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cloud, "invoke", look_first)
+        run_id = _trained(cloud, {**DEPLOY, "fallback_instance_types": ["ml.g6.xlarge"]})
+        cloud.sagemaker.endpoint("demo")
+    [config] = [cloud.sagemaker.endpoints["demo"]["EndpointConfigName"]]
+    variant = cloud.sagemaker.configs[config]["ProductionVariants"][0]
+    assert variant["InstanceType"] == "ml.g6.xlarge"
+    cloud.serve("demo")
+    assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
+
+
+def test_a_model_that_shows_late_is_waited_for(cloud: Cloud) -> None:
+    """SageMaker reads what was just created eventually consistently."""
+    cloud.sagemaker.refuse(
+        "CreateEndpointConfig", "ValidationException", 'Could not find model "arn:model/demo".'
+    )
+    _deployed(cloud, DEPLOY)
 
 
 def test_a_second_run_updates_the_endpoint_blue_green(cloud: Cloud) -> None:
@@ -208,8 +263,7 @@ def test_an_endpoint_of_another_owner_is_left_alone(cloud: Cloud) -> None:
 
 
 def test_autoscaling_and_scale_to_zero_are_set_up_and_forgotten(cloud: Cloud) -> None:
-    scaling = {"min_instances": 0, "max_instances": 3}
-    _deployed(cloud, {**DEPLOY, "autoscaling": scaling})
+    _deployed(cloud, {**DEPLOY, "autoscaling": {"min_instances": 0, "max_instances": 3}})
     [component] = cloud.sagemaker.components
     [config] = cloud.sagemaker.configs.values()
     variant = config["ProductionVariants"][0]
@@ -218,10 +272,110 @@ def test_autoscaling_and_scale_to_zero_are_set_up_and_forgotten(cloud: Cloud) ->
     [target] = cloud.sagemaker.targets.values()
     assert target["ResourceId"] == f"inference-component/{component}"
     assert (target["MinCapacity"], target["MaxCapacity"]) == (0, 3)
+    tracking, waking = cloud.sagemaker.policies.values()
+    assert tracking["PolicyType"] == "TargetTrackingScaling"
+    assert waking["PolicyType"] == "StepScaling"
+    [step] = waking["StepScalingPolicyConfiguration"]["StepAdjustments"]
+    assert step == {"MetricIntervalLowerBound": 0, "ScalingAdjustment": 1}
+    # One request that finds no copy is enough.
+    [alarm] = _wake_alarms()
+    assert alarm["Dimensions"] == [{"Name": "InferenceComponentName", "Value": component}]
+    assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (
+        1, "GreaterThanOrEqualToThreshold",
+    )  # fmt: skip
+    assert alarm["AlarmActions"] == [policy_arn(target["ResourceId"], waking["PolicyName"])]
     status, document = cloud.api("DELETE", "/v1/endpoints/demo")
     assert (status, document["remaining"]) == (202, [])
-    assert not cloud.sagemaker.components
-    assert not cloud.sagemaker.targets
+    _nothing_is_left(cloud)
+
+
+def _ask_component(cloud: Cloud) -> str | None:
+    """The component that clients are told to ask."""
+    component: str | None = cloud.api("GET", "/v1/endpoints/demo")[1]["inference_component"]
+    return component
+
+
+def test_a_component_serves_until_its_successor_is_announced(cloud: Cloud) -> None:
+    _deployed(cloud, TO_ZERO)
+    [old] = cloud.sagemaker.components
+    run_id = _trained(cloud, TO_ZERO, step=40)
+    cloud.sagemaker.endpoint("demo", "Updating")
+    assert _ask_component(cloud) == old
+    config = cloud.sagemaker.configs[cloud.sagemaker.endpoints["demo"]["_next"]]
+    # The new one is placed beside the old one.
+    scaling = config["ProductionVariants"][0]["ManagedInstanceScaling"]
+    assert scaling["MaxInstanceCount"] == 2
+    cloud.serve("demo")
+    assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
+    [new] = cloud.sagemaker.components
+    assert new != old
+    assert _ask_component(cloud) == new
+    assert list(cloud.sagemaker.targets) == [f"inference-component/{new}"]
+    assert {key[0] for key in cloud.sagemaker.policies} == set(cloud.sagemaker.targets)
+    [alarm] = _wake_alarms()
+    assert new in alarm["AlarmName"]
+    assert cloud.api("DELETE", "/v1/endpoints/demo")[1]["remaining"] == []
+    _nothing_is_left(cloud)
+
+
+def test_a_component_that_cannot_go_yet_goes_later_and_before_the_next_deployment(
+    cloud: Cloud,
+) -> None:
+    _deployed(cloud, TO_ZERO)
+    cloud.sagemaker.refuse(
+        "DeleteInferenceComponent", "ValidationException",
+        "Cannot delete inference component while it is in state UPDATE_RC_IN_PROGRESS", times=2,
+    )  # fmt: skip
+    run_id = _trained(cloud, TO_ZERO, step=40)
+    cloud.sagemaker.endpoint("demo", "Updating")
+    cloud.serve("demo")
+    assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
+    assert len(cloud.sagemaker.components) == 2
+    assert len(cloud.sagemaker.targets) == 1
+    third = _trained(cloud, TO_ZERO, step=60)
+    cloud.sagemaker.until(lambda: cloud.invocations["create_or_update_endpoint"] > 3, "a retry")
+    assert cloud.sagemaker.endpoints["demo"]["EndpointStatus"] == "InService"
+    cloud.reconcile()
+    assert len(cloud.sagemaker.components) == 2
+    cloud.reconcile()
+    assert len(cloud.sagemaker.components) == 1
+    cloud.sagemaker.endpoint("demo", "Updating")
+    cloud.serve("demo")
+    assert cloud.wait(third).run.state is RunState.SUCCEEDED
+    assert len(cloud.sagemaker.components) == len(cloud.sagemaker.models) == 1
+
+
+def test_a_component_that_fails_its_smoke_test_goes_and_the_old_one_serves_on(
+    cloud: Cloud,
+) -> None:
+    _deployed(cloud, TO_ZERO)
+    [old] = cloud.sagemaker.components
+    cloud.sagemaker.answer = lambda _: {"choices": [{"message": {"content": "  "}}]}
+    run_id = _trained(cloud, TO_ZERO, step=40)
+    cloud.sagemaker.endpoint("demo", "Updating")
+    cloud.serve("demo")
+    assert cloud.wait(run_id).run.error == "SmokeTestFailedError"
+    cloud.serve("demo")
+    assert list(cloud.sagemaker.components) == [old]
+    assert list(cloud.sagemaker.targets) == [f"inference-component/{old}"]
+    assert len(_wake_alarms()) == 1
+    assert _ask_component(cloud) == old
+    row = hub().table.get_endpoint("demo")
+    assert row is not None
+    assert (row.state, row.components) == (EndpointState.IN_SERVICE, (old,))
+
+
+def test_deleting_an_endpoint_deletes_both_its_components(cloud: Cloud) -> None:
+    _deployed(cloud, TO_ZERO)
+    cloud.sagemaker.refuse("DeleteInferenceComponent", "ValidationException", "in state X")
+    run_id = _trained(cloud, TO_ZERO, step=40)
+    cloud.sagemaker.endpoint("demo", "Updating")
+    cloud.serve("demo")
+    cloud.wait(run_id)
+    assert len(cloud.sagemaker.components) == 2
+    _, document = cloud.api("DELETE", "/v1/endpoints/demo")
+    assert len([what for what in document["deleted"] if "inference component" in what]) == 2
+    _nothing_is_left(cloud)
 
 
 def test_an_endpoint_scales_by_its_invocations(cloud: Cloud) -> None:
@@ -231,7 +385,8 @@ def test_an_endpoint_scales_by_its_invocations(cloud: Cloud) -> None:
     target = cloud.sagemaker.targets[resource]
     assert target["ScalableDimension"] == "sagemaker:variant:DesiredInstanceCount"
     assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
-    policy = cloud.sagemaker.policies[resource]["TargetTrackingScalingPolicyConfiguration"]
+    [request] = cloud.sagemaker.policies.values()
+    policy = request["TargetTrackingScalingPolicyConfiguration"]
     assert policy["TargetValue"] == 60
     assert policy["PredefinedMetricSpecification"] == {
         "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
@@ -325,6 +480,9 @@ def test_chat_passes_the_endpoints_own_answer_and_refuses_to_stream(cloud: Cloud
     status, answer = cloud.api("POST", "/v1/endpoints/demo/chat", body)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "right, down")
     assert cloud.sagemaker.asked[-1] == body
+    asleep = "Inference Component has no capacity to process this request."
+    cloud.sagemaker.refuse("InvokeEndpoint", "ValidationError", asleep)
+    assert cloud.api("POST", "/v1/endpoints/demo/chat", body)[0] == 503
     status, document = cloud.api("POST", "/v1/endpoints/demo/chat", {**body, "stream": True})
     assert status == 422
     assert "does not stream" in document["detail"]

@@ -28,6 +28,7 @@ from contracts.layout import (
     recipe_files_prefix,
     recipe_key,
     upload_error_key,
+    wake_alarm_name,
 )
 
 AWS_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
@@ -60,6 +61,7 @@ def test_names_are_a_function_of_what_they_name() -> None:
     assert model_name("tv-1", "1" * 64, "2" * 64) == f"tv-1-{'1' * 8}-{'2' * 7}"
     assert endpoint_config_name("e" * 63, "1" * 64, "2" * 64) == f"{'e' * 44}-{'1' * 8}-{'2' * 8}"
     assert endpoint_alarm_name("GrpoHub", "tv") == "GrpoHub-endpoint-tv-errors"
+    assert wake_alarm_name("tv-12345678-87654321") == "grpohub-wake-tv-12345678-87654321"
 
 
 @pytest.mark.parametrize("name", ["Tv", "-tv", "tv-", "tv_1", "", "ä", "a" * 47])

@@ -22,6 +22,7 @@ from lambdas.logic.deployment import (
     build_inference_component_request,
     build_model_request,
     build_update_request,
+    build_wake_alarm_request,
     download_seconds,
     health_seconds,
     plan_deployment,
@@ -125,6 +126,9 @@ def test_every_deployment_makes_requests_that_sagemaker_takes(least: int | None)
     update = valid("UpdateEndpoint", build_update_request(made))
     if least == 0:
         valid("CreateInferenceComponent", build_inference_component_request(made))
+        assert made.component is not None
+        wake = build_wake_alarm_request(made.component, "arn:aws:autoscaling:policy")
+        valid("PutMetricAlarm", wake, "cloudwatch")
         assert "DeploymentConfig" not in update
         assert made.alarm is None
         assert "ExecutionRoleArn" in config

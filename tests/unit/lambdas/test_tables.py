@@ -17,6 +17,7 @@ from contracts.built_in_rewards import BUILT_IN_PARAMETERS
 from contracts.reward_catalogue import REWARD_SUMMARIES
 from contracts.states import Outcome
 from lambdas.functions import COMMON_ENVIRONMENT, ENVIRONMENT, FUNCTIONS, STATE_MACHINE_TASKS
+from lambdas.logic.deployment import download_seconds, health_seconds
 
 ROOT = Path(__file__).parents[3]
 DEFINITION = ROOT / "state_machines" / "grpo_run.asl.json"
@@ -68,6 +69,17 @@ def test_every_task_is_bounded_in_time_retries_and_cleans_up(name: str) -> None:
         assert (catch["ErrorEquals"], catch["Next"]) == (["States.ALL"], "CleanUp")
     if task["Resource"].endswith(".waitForTaskToken") and "HeartbeatSeconds" in task:
         assert {"States.Timeout", "States.HeartbeatTimeout"} <= retried
+
+
+@pytest.mark.parametrize("name", ["CreateEndpointConfig", "CreateOrUpdateEndpoint", "SmokeTest"])
+def test_what_is_not_there_yet_at_an_endpoint_is_waited_for(name: str) -> None:
+    [retry] = [r for r in TASKS[name]["Retry"] if r["ErrorEquals"] == ["EndpointBusyError"]]
+    assert retry["BackoffRate"] == 1
+    waited = retry["IntervalSeconds"] * retry["MaxAttempts"]
+    if name == "SmokeTest":
+        # The longest that an inference component may take, and its instance before it.
+        assert waited >= download_seconds(10**15) + health_seconds(10**15)
+        assert waited >= TASKS["AwaitEndpoint"]["TimeoutSeconds"]
 
 
 def test_choices_read_only_our_own_closed_words() -> None:
