@@ -68,6 +68,7 @@ def check(text: str, wanted: float | FailureKind, **parser: object) -> None:
         ("Reward: 0 or 1", LOST),
         ("Reward: `0` - `1`", LOST),
         ("Reward: 1 %", LOST),
+        ("Reward: 0.5 + 0.3 = 0.8", LOST),
         ("Reward: 0.9 - good", 0.9),
         ("Reward: 0.9 or so", 0.9),
         ("Reward: 0.9\n- 2 typos", 0.9),
@@ -145,6 +146,8 @@ def test_double_brackets_from_0_to_10(text: str, wanted: float | FailureKind) ->
         ("Verdict: yes - they agree", 1),
         ("Verdict: yes. The reference answer is no longer needed", 1),
         ("The answer is no.", 0),
+        ("<answer>Verdict: no</answer>", 0),
+        ("Verdict: yes。", 1),
     ],
 )
 def test_verdict(text: str, wanted: float | FailureKind) -> None:

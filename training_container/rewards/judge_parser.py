@@ -35,7 +35,7 @@ _SCALE = re.compile(
 )
 _NO_SINGLE_NUMBER = re.compile(
     rf"{_CLOSING}{_SPACE}\(?(?:[%％]|percent\b"
-    rf"|(?:or\b|to\b|through\b|->|[-–—~→]){_SPACE}{_OPENING}[-+]?\.?\d)",
+    rf"|(?:or\b|to\b|through\b|->|[-–—~→+]){_SPACE}{_OPENING}[-+]?\.?\d)",
     re.IGNORECASE,
 )
 _BRACKETS = re.compile(r"\[\[([^\[\]]*)\]\]")
@@ -53,7 +53,7 @@ _VERDICT = re.compile(
     r"(?:(?P<colon>[:=：])|\bis\b)[\s\"'*_`(\[]*(?P<labelled>yes|no)\b",
     re.IGNORECASE,
 )
-_STANDS_ALONE = re.compile(rf"{_CLOSING}{_SPACE}(?:$|\n|[.,;:!(]|(?<=\s)-|[–—])")
+_STANDS_ALONE = re.compile(rf"{_CLOSING}{_SPACE}(?:$|\n|[.,;:!(<。，；！]|(?<=\s)-|[–—])")
 _OBJECT = re.compile(r'\{\s*"')
 _MOST_OBJECTS = 1000
 """A text with more is no judgement; each one that is broken costs a pass over the text."""

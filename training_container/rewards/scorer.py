@@ -15,7 +15,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from contracts.rewards import JudgeParserSpec
 from training_container.rewards.interface import FailureKind, GroundTruthError, Sample
 from training_container.rewards.user_file import UserFunction, load_user_function
 
@@ -135,6 +134,7 @@ def load_scorer(message: Mapping[str, Any]) -> Scorer:
         )
         return Scorer(function)
     if "parser" in message:
+        from contracts.rewards import JudgeParserSpec
         from training_container.rewards.judge_parser import own_number
 
         parser = JudgeParserSpec.model_validate(message["parser"])
