@@ -1,9 +1,9 @@
 """Calls to a scoring service: capped, bounded in time, retried, and given up on while it is down.
 
 A judge that answers slowly must not cost more than the batch's deadline, and one that is down must
-not cost it for every batch: after a few calls that failed with all their retries, or that the deadline ended
-while none was answered, the breaker opens, further calls fail at once, and after a while a single
-call tries again.
+not cost it for every batch: after a few calls that failed with all their retries, or that the
+deadline ended while none was answered, the breaker opens, further calls fail at once, and after a
+while a single call tries again.
 """
 
 from __future__ import annotations
