@@ -128,6 +128,8 @@ class EngineSpec(Strict):
     """vLLM's parser of tool calls, such as `hermes`."""
     chat_template_file: str | None = None
     """Jinja2 chat template used instead of the tokenizer's."""
+    trust_remote_code: bool = False
+    """Run model code from the model's folder in the endpoint."""
     lora_adapters: tuple[LoraAdapterSpec, ...] = ()
 
     def compact_json(self) -> str:

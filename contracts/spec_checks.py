@@ -322,6 +322,14 @@ def _deploy(spec: RunSpec, known: Sequence[str]) -> Iterator[Problem]:
             f"is above autoscaling.max_instances ({scaling.max_instances})",
             "Lower it, or raise max_instances.",
         )
+    if spec.model.trust_remote_code and not deploy.engine.trust_remote_code:
+        yield Problem(
+            "deploy.engine.trust_remote_code",
+            False,
+            "the model has code of its own (`model.trust_remote_code`), which the endpoint must "
+            "run as well",
+            "Set it to true, or leave `deploy` out.",
+        )
     engine = deploy.engine.compact_json()
     if len(engine) > ENGINE_CHARACTERS:
         yield Problem(

@@ -87,6 +87,8 @@ def _vllm(resolved: Resolved, gpus: int) -> Engine:
     words += ["--served-model-name", *resolved.names]
     if engine.tool_call_parser:
         words.append("--enable-auto-tool-choice")
+    if engine.trust_remote_code:
+        words.append("--trust-remote-code")
     if resolved.adapters:
         ranks = [_rank(folder) for folder in resolved.adapters.values()]
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank_limit(max(ranks)))]
@@ -117,6 +119,7 @@ def _transformers(resolved: Resolved) -> Engine:
         "port": settings.port,
         "names": resolved.names,
         "dtype": engine.dtype,
+        "trust_remote_code": engine.trust_remote_code,
         "max_model_len": engine.max_model_len,
         "chat_template": str(resolved.chat_template) if resolved.chat_template else None,
         "adapters": {name: str(folder) for name, folder in resolved.adapters.items()},

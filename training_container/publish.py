@@ -17,7 +17,8 @@ MANIFEST = "model.json"
 
 
 def publish_model(store: Store, layout: StageLayout, folder: Path, attempt: int) -> ModelManifest:
-    """Upload the files that the manifest lists, then the manifest.
+    """Upload the files that the manifest lists, then the manifest. What else an earlier attempt
+    left there is deleted: no endpoint starts beside a file that the manifest does not list.
 
     Raises:
         StageError: EXPORT when a file is missing, changed or cannot be uploaded; FENCED when a
@@ -35,7 +36,9 @@ def publish_model(store: Store, layout: StageLayout, folder: Path, attempt: int)
         _check_fence(store, layout, attempt)
         # An older manifest must not vouch for a mixture of old and new files.
         store.delete([layout.model_manifest])
-        store.upload({folder / f.path: layout.model_prefix + f.path for f in manifest.files})
+        files = {folder / f.path: layout.model_prefix + f.path for f in manifest.files}
+        store.delete(store.listing(layout.model_prefix).keys() - set(files.values()))
+        store.upload(files)
         _check_fence(store, layout, attempt)
         store.put(layout.model_manifest, path.read_bytes())
     except StoreError as error:

@@ -21,6 +21,7 @@ def main(document: str) -> None:
     model = SmallModel(
         Path(options["model"]),
         dtype=options["dtype"],
+        trust_remote_code=options["trust_remote_code"],
         max_model_len=options["max_model_len"],
         adapters={name: Path(folder) for name, folder in options["adapters"].items()},
         chat_template=Path(template).read_text() if template else None,

@@ -56,12 +56,17 @@ class SmallModel:
         folder: Path,
         *,
         dtype: str = "auto",
+        trust_remote_code: bool = False,
         max_model_len: int | None = None,
         adapters: Mapping[str, Path] | None = None,
         chat_template: str | None = None,
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
+        )
         if model.dtype == torch.float16 and dtype == "auto":
             model = model.to(dtype=torch.float32)  # few CPU kernels exist for float16
         self.defaults = model.generation_config

@@ -148,6 +148,7 @@ def test_vllm_gets_every_setting_under_its_own_name(
         "gpu_memory_utilization": 0.8,
         "reasoning_parser": "qwen3",
         "tool_call_parser": "hermes",
+        "trust_remote_code": True,
         "lora_adapters": [{"name": "tuned", "source": "adapters/tuned"}],
     }
     adapter = write_adapter(tmp_path / "rank-20", rank=20)
@@ -166,6 +167,7 @@ def test_vllm_gets_every_setting_under_its_own_name(
     assert after(words, "--reasoning-parser") == "qwen3"
     assert after(words, "--tool-call-parser") == "hermes"
     assert "--enable-auto-tool-choice" in words
+    assert "--trust-remote-code" in words
     assert after(words, "--chat-template") == "/chat.jinja"
     assert after(words, "--tensor-parallel-size") == "4"
     assert after(words, "--lora-modules") == f"tuned={adapter}"

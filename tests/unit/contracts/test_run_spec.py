@@ -217,6 +217,8 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
      "deploy.engine", "holds 1024"),
     ({"deploy": {"instance_type": "ml.g5.xlarge", "instance_count": 3, "autoscaling": {}}},
      "deploy.instance_count", "is above autoscaling.max_instances (2)"),
+    ({"model.trust_remote_code": True, "deploy": {"instance_type": "ml.g5.xlarge"}},
+     "deploy.engine.trust_remote_code", "Set it to true"),
     ({"tags": {"k": "a;b"}}, "tags.k", "a character that AWS refuses"),
     ({"stages.1.data.images": "images"}, "stages[1].data.images", "models of text"),
     ({"stages.1.validation.every_steps": 5}, "stages[1].validation.every_steps",
@@ -282,6 +284,8 @@ VALID_CHANGES: list[dict[str, Any]] = [
         "min_instances": 0, "max_instances": 1}}},
     {"deploy": {"instance_type": "ml.g5.xlarge", "engine": {"lora_adapters": [
         {"name": "a", "source": "s3://b/a/"}]}}},
+    {"model.trust_remote_code": True,
+     "deploy": {"instance_type": "ml.g5.xlarge", "engine": {"trust_remote_code": True}}},
     {"tags": {"team": "search", "Kostenstelle Süd": "a-b_c.d:e/f=g+h@i"}},
     {"model": {"source": "org/name", "revision": "main", "hub_token_secret": "hub"}},
     {"stages.1.grpo.kl": {"target": 0.5, "control": "adaptive"}},
