@@ -124,6 +124,13 @@ def test_missing_score_of_one_source_leaves_the_other() -> None:
     assert rewards_B[3] == 1.0
 
 
+@pytest.mark.parametrize("mode", algorithms.FUSIONS)
+def test_a_source_of_weight_0_makes_no_score_of_a_missing_one(mode: str) -> None:
+    rewards_B = fused([[1, 0.9], [1, None], [1, 0.9], [1, 0.9]], [0.0, 1.0], mode)
+    assert rewards_B.isnan().tolist() == [False, True, False, False]
+    assert algorithms.advantages("grpo", rewards_B, GROUP).tolist() == [0.0] * 4
+
+
 def test_normalize_then_sum_ignores_the_units_of_a_source() -> None:
     rows = [[1, 200], [0, 400], [1, 600], [0, 800], [0, 100], [0, 300], [1, 300], [1, 700]]
     small = [[a, b / 1000] for a, b in rows]

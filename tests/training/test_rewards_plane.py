@@ -136,6 +136,22 @@ def test_the_matrix_has_a_column_per_source_in_the_run_file_s_order() -> None:
     assert all(source.closed for source in sources)
 
 
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+def test_a_source_of_weight_0_makes_no_score_of_a_failed_one(weight: float) -> None:
+    """Its 0 x 1 would be a made-up 0 in a group of 0.9."""
+    down = {1: Failure(FailureKind.TIMEOUT, "down")}
+    sources = [
+        Fixed("format", lambda _: Scores([1.0, 1.0, 1.0, 1.0])),
+        Fixed("judge", lambda _: Scores([0.9, None, 0.9, 0.9], down)),
+    ]
+    specs = [spec("format", 0.0), spec("judge", weight)]
+    result = RewardPlane(specs, sources=sources).score(FOUR)
+    assert result.unscored == (1,)
+    assert result.metrics["reward/unscored_samples"] == 1
+    own = 0.9 * weight
+    assert result.fused() == [own, None, own, own]
+
+
 def test_sources_run_at_the_same_time() -> None:
     """Each waits for the other; one after the other they would never meet."""
     meeting = threading.Barrier(2)

@@ -66,6 +66,9 @@ def fuse_rewards(
 ) -> Tensor:
     """Weighted reward of each sequence, rewards_B (float64); NaN where no source scored it.
 
+    A source of weight 0 is only watched: where it alone scored, there is no reward, and not one
+    of 0.
+
     `sum_then_normalize`: R_i = sum_k w_k r_ik over the sources that scored i (TRL, verl).
     `normalize_then_sum`: R_i = sum_k w_k (r_ik - mean_gk) / (std_gk + epsilon), each source brought
     to the same scale within its group first, so that a source with large numbers does not drown the
@@ -85,7 +88,7 @@ def fuse_rewards(
     if torch.isinf(scores_B_K).any():
         raise ValueError("a reward score is infinite")
     scores_B_K = scores_B_K.double()
-    scored_B = ~torch.isnan(scores_B_K).all(dim=1)
+    scored_B = (~torch.isnan(scores_B_K) & (weights_K != 0).to(scores_B_K.device)).any(dim=1)
     if mode == "normalize_then_sum":
         stats = _group_statistics(scores_B_K, group_size)
         normalised_N_G_K = (stats.values - stats.mean) / (stats.std + epsilon)

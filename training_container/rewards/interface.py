@@ -174,16 +174,20 @@ class PlaneResult:
     scores_B_K: list[list[float]]
     """NaN where a source gave no score."""
     sources: tuple[SourceResult, ...]
-    unscored: tuple[int, ...]
-    """Samples that no source scored; they take no part in the group's statistics."""
     metrics: dict[str, float]
     """`reward/<source>`, `reward/<source>/std`, `.../failure_rate`, `.../seconds` and so on."""
 
     def fused(self) -> list[float | None]:
-        """Weighted sum over the sources that scored a sample, None where none did: what
-        `engine.advantages.fuse_rewards` makes of the scores, without torch."""
+        """Weighted sum over the sources that scored a sample, None where none with a weight other
+        than 0 did: what `engine.advantages.fuse_rewards` makes of the scores, without torch."""
         rewards: list[float | None] = []
         for scores in self.scores_B_K:
-            known = [(w, s) for w, s in zip(self.weights, scores, strict=True) if not math.isnan(s)]
+            pairs = zip(self.weights, scores, strict=True)
+            known = [(w, s) for w, s in pairs if w != 0 and not math.isnan(s)]
             rewards.append(sum(weight * score for weight, score in known) if known else None)
         return rewards
+
+    @property
+    def unscored(self) -> tuple[int, ...]:
+        """Samples without a fused reward; they take no part in the group's statistics."""
+        return tuple(index for index, reward in enumerate(self.fused()) if reward is None)

@@ -204,10 +204,10 @@ class RewardPlane:
             [math.nan if (score := result.scores[row]) is None else score for result in results]
             for row in range(len(request))
         ]
-        unscored = tuple(i for i, row in enumerate(matrix) if all(map(math.isnan, row)))
         metrics = {key: value for result in results for key, value in result.metrics.items()}
-        metrics["reward/unscored_samples"] = float(len(unscored))
-        return PlaneResult(self.names, self.weights, matrix, tuple(results), unscored, metrics)
+        result = PlaneResult(self.names, self.weights, matrix, tuple(results), metrics)
+        metrics["reward/unscored_samples"] = float(len(result.unscored))
+        return result
 
     def _watch_for_zeros(self, request: RewardRequest, result: PlaneResult) -> None:
         """EasyR1#232: after an update every reward was 0, and nobody was told."""
@@ -241,7 +241,7 @@ class RewardPlane:
             },
         }
         _log.warning(
-            "no source scored %d of %d samples of step %d; the first: %s",
+            "no source with a weight scored %d of %d samples of step %d; the first: %s",
             len(result.unscored),
             len(request),
             request.step,
