@@ -193,10 +193,10 @@ class WandbSpec(Strict):
 
 
 class MlflowSpec(Strict):
-    """MLflow, SageMaker's managed one included."""
+    """MLflow: a server of your own, or SageMaker's by the ARN of its tracking server."""
 
     tracking_uri: str
-    """Address or ARN of the tracking server."""
+    """`http(s)://` address, or ARN of a SageMaker tracking server."""
     experiment: str
     """Experiment the run is logged in."""
 

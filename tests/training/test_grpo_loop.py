@@ -45,7 +45,8 @@ def spec_of(**changes: Any) -> RunSpec:
     grpo = {"group_size": 4, "prompts_per_step": 4, "kl": None, **changes.pop("grpo", {})}
     rollout = {"max_response_length": 40, "log_samples": 2, **changes.pop("rollout", {})}
     document = changes.pop("document", {})
-    settings = {"max_steps": 5, "rewards": REWARDS, **changes}
+    data = {"train": "s3://bucket/train.jsonl", "validation": "s3://bucket/validation.jsonl"}
+    settings = {"data": data, "max_steps": 5, "rewards": REWARDS, **changes}
     stage = tiny.grpo_stage(grpo=grpo, rollout=rollout, **settings)
     return parse_run_spec(tiny.run_document(stage, **document))
 

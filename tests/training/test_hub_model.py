@@ -101,7 +101,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
 
 def inputs(source: str = "acme/tiny", **model: object) -> AttemptInputs:
     document = tiny.run_document(tiny.sft_stage())
-    document["model"] = {"source": source, "revision": "v1", **model}
+    revision = {} if source.startswith("s3://") else {"revision": "v1"}
+    document["model"] = {"source": source, **revision, **model}
     spec = parse_run_spec(document)
     config = AttemptConfig(
         run_id="tiny-20260101-abc", stage_index=0, stage=spec.stages[0].name, attempt=1,
