@@ -80,6 +80,8 @@ def fetch_code(store: Store, layout: RunLayout, folder: Path) -> None:
     """The run's frozen user files: reward code, templates."""
     folder.mkdir(parents=True, exist_ok=True)
     for key in store.listing(layout.code_prefix):
+        if key.endswith("/"):  # a console's "folder"
+            continue
         path = folder / key.removeprefix(layout.code_prefix)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(store.read(key))

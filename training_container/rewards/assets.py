@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from training_container.failure import StageError
@@ -22,7 +23,7 @@ _S3 = "s3://"
 def fetch_weights(source: str) -> str:
     """What `from_pretrained` takes: an S3 prefix is copied to this host once, a hub id passes.
 
-    Raises RewardConfigError when the prefix cannot be read or holds nothing.
+    Raises RewardConfigError when the prefix cannot be read or copied, or holds nothing.
     """
     if not source.startswith(_S3):
         return source
@@ -37,11 +38,15 @@ def fetch_weights(source: str) -> str:
     try:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        # A console's "folder" is an empty object whose key ends in a slash.
+        keys = [key for key in keys if not key.endswith("/")]
         for key in keys:
             path = partial / key.removeprefix(prefix)
+            if not path.resolve().is_relative_to(partial.resolve()):
+                raise RewardConfigError(f"reward model {source}: {key} leads out of its folder")
             path.parent.mkdir(parents=True, exist_ok=True)
             client.download_file(bucket, key, str(path))
-    except (ClientError, BotoCoreError) as error:
+    except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
         raise RewardConfigError(f"reward model {source}: {error}") from error
     if not keys:
         raise RewardConfigError(f"reward model {source}: nothing is stored there")
