@@ -9,7 +9,7 @@ machine often does the reverse. What was granted is reported in words, never ass
    its own scratch folder, cannot trace or signal what is outside;
 3. no capabilities and no way to regain them;
 4. seccomp: no sockets (io_uring, which could open one unseen, included), no tracing, no mounts, no
-   new namespaces;
+   new namespaces, no memory that counts against no limit while it is not mapped (memfd, shmget);
 5. where the network is declared, no connection to what hands out credentials (`egress.py`);
 6. limits on address space, CPU time, file size and, for users other than root, processes.
 """
@@ -264,18 +264,21 @@ _DENIED = {
         "bpf": 321, "perf_event_open": 298, "mount": 165, "umount2": 166, "pivot_root": 155,
         "chroot": 161, "unshare": 272, "setns": 308, "add_key": 248, "request_key": 249,
         "keyctl": 250, "userfaultfd": 323, "open_by_handle_at": 304, "init_module": 175,
-        "finit_module": 313, "delete_module": 176, "kexec_load": 246,
+        "finit_module": 313, "delete_module": 176, "kexec_load": 246, "memfd_create": 319,
+        "shmget": 29,
     },
     "aarch64": {
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
         "bpf": 280, "perf_event_open": 241, "mount": 40, "umount2": 39, "pivot_root": 41,
         "chroot": 51, "unshare": 97, "setns": 268, "add_key": 217, "request_key": 218,
         "keyctl": 219, "userfaultfd": 282, "open_by_handle_at": 265, "init_module": 105,
-        "finit_module": 273, "delete_module": 106, "kexec_load": 104,
+        "finit_module": 273, "delete_module": 106, "kexec_load": 104, "memfd_create": 279,
+        "shmget": 194,
     },
 }  # fmt: skip
-_DENIED_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 438, 442)
-"""io_uring_setup, the new mount calls and pidfd_getfd, numbered alike on all architectures."""
+_DENIED_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 438, 442, 447)
+"""io_uring_setup, the new mount calls, pidfd_getfd and memfd_secret, numbered alike on all
+architectures."""
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _CLONE = {"x86_64": 56, "aarch64": 220}

@@ -105,8 +105,9 @@ class Channel:
     a full pipe would block the trainer for ever.
     """
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
-        self._read_fd, self._write_fd = read_fd, write_fd
+    def __init__(self, read_fd: int, write_fd: int, longest: int = MAX_FRAME_BYTES) -> None:
+        """``longest`` bounds the frames that are received, in bytes."""
+        self._read_fd, self._write_fd, self._longest = read_fd, write_fd, longest
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
@@ -128,7 +129,7 @@ class Channel:
     def receive(self, deadline: float | None = None) -> dict[str, Any]:
         """Raises DeadlineExceededError, ChannelClosedError, FrameError."""
         (length,) = _HEADER.unpack(self._read_exactly(_HEADER.size, deadline))
-        if length > MAX_FRAME_BYTES:
+        if length > self._longest:
             raise FrameError(f"frame of {length} bytes announced")
         return decode(self._read_exactly(length, deadline))
 

@@ -33,11 +33,12 @@ from training_container.rewards.confine import (
 )
 from training_container.rewards.egress import Listener, Policy
 from training_container.rewards.interface import FailureKind, Sample
-from training_container.rewards.scorer import Scorer, load_scorer
+from training_container.rewards.scorer import Outcome, Scorer, load_scorer
 from training_container.rewards.wire import Channel, ChannelClosedError
 
 _WATCH_SECONDS = 0.5
-_TRACEBACK_LINES = 12
+_TRACEBACK_LINES, _LINE_CHARACTERS = 12, 1000
+_DETAIL_CHARACTERS = 4000
 
 
 def main(life_fd: int) -> None:
@@ -188,13 +189,21 @@ def _score(channel: Channel, scorer: Scorer, message: Mapping[str, Any]) -> None
     samples = [Sample(**fields, **rows[row]) for fields, row in _split(message["samples"])]
     try:
         for index, outcome in scorer.outcomes(samples):
-            channel.send({"index": index, **outcome})
+            channel.send({"index": index, **_short(outcome)})
     except ChannelClosedError:
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - anything a user's function may raise
         channel.send({"failed": [FailureKind.EXCEPTION, describe(error)]})
     _reap()
     channel.send({"done": True, "resident_mb": _resident_mb_of_self()})
+
+
+def _short(outcome: Outcome) -> Outcome:
+    """With no more of an error's text than the trainer keeps."""
+    if "failed" not in outcome:
+        return outcome
+    kind, detail = outcome["failed"]
+    return {"failed": [kind, detail[:_DETAIL_CHARACTERS]]}
 
 
 def _split(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -222,7 +231,7 @@ def describe(error: BaseException) -> str:
     """Type, message and the last frames: what the author of a reward needs to mend it."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     text = "".join(lines).strip().splitlines()
-    return "\n".join(text[-_TRACEBACK_LINES:])
+    return "\n".join(line[:_LINE_CHARACTERS] for line in text[-_TRACEBACK_LINES:])
 
 
 if __name__ == "__main__":

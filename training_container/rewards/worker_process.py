@@ -45,7 +45,9 @@ _NETWORK_VARIABLES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
 START_SECONDS = 300.0  # a file that imports torch from a cold disk
-_STDERR_LINES = 40
+_STDERR_LINES, _LINE_BYTES = 40, 2000
+_ANSWER_BYTES = 4 * 1024 * 1024
+"""Longest frame taken from a worker: an answer is a number, some metrics or a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class WorkerProcess:
         self._process = self._start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.channel = Channel(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self.channel = Channel(
+            self._process.stdout.fileno(), self._process.stdin.fileno(), _ANSWER_BYTES
+        )
         self._tail: deque[str] = deque(maxlen=_STDERR_LINES)
         self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
         self._drain.start()
@@ -154,8 +158,9 @@ class WorkerProcess:
     def _drain_stderr(self) -> None:
         stream: IO[bytes] | None = self._process.stderr
         assert stream is not None
-        for line in stream:
-            text = line[:2000].decode("utf-8", "replace").rstrip()
+        # In pieces: a line may be of any length, and this is the trainer's memory.
+        for line in iter(lambda: stream.readline(_LINE_BYTES), b""):
+            text = line.decode("utf-8", "replace").rstrip()
             self._tail.append(text)
             _log.debug("reward %s: %s", self._config.name, text)
 
