@@ -21,6 +21,7 @@ from training_container.rewards.interface import (
     Scores,
 )
 from training_container.rewards.plane import RewardPlane
+from training_container.rewards.sources import SourceContext
 
 FOUR = RewardRequest(tuple(Sample(text, ground_truth="a", columns={"id": 7}) for text in "abcd"))
 
@@ -173,8 +174,9 @@ def test_a_source_that_ignores_its_deadline_is_named(monkeypatch: pytest.MonkeyP
         never.wait()
         return Scores([])
 
+    sources, context = [Fixed("r", hang)], SourceContext(start_seconds=0.1)
     with pytest.raises(RewardError, match=r"hang.*r"):
-        plane(hang, timeout_seconds=0.1).score(FOUR)
+        RewardPlane([spec(timeout_seconds=0.1)], context, sources).score(FOUR)
     never.set()
 
 

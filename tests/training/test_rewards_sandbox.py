@@ -16,6 +16,7 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from training_container.rewards.interface import (
     Sample,
     Scores,
 )
+from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import PoolSource, SourceContext, build_source
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -399,6 +401,71 @@ def test_memory_shared_out_over_many_children_is_counted_together(bench: Bench) 
     assert "MB of the 400 MB allowed" in scores.failures[0].detail
 
 
+@pytest.mark.parametrize(
+    "call", ["os.memfd_create('held')", "libc.syscall(447, 0)", "libc.shmget(0, 4096, 0o1600)"]
+)
+def test_no_memory_is_had_that_counts_only_while_it_is_mapped(bench: Bench, call: str) -> None:
+    """800 MB were held so under a limit of 512."""
+    if (state := bench.contained("network")).startswith("open"):
+        pytest.skip(state)
+    code = f"""
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        def reward(predict, ground_truth):
+            try:
+                return 0 if {call} >= 0 else ctypes.get_errno()
+            except OSError as error:
+                return error.errno
+    """
+    assert bench.score(code).values == [errno.EPERM]
+
+
+def test_a_line_without_an_end_does_not_fill_the_trainer(bench: Bench) -> None:
+    source = bench.source(
+        """
+        import os
+        def reward(predict, ground_truth):
+            for _ in range(64):
+                os.write(int(predict), b"x" * (1 << 20))
+            os._exit(1)
+        """
+    )
+    for stream in "12":
+        tracemalloc.start()
+        failure = score(source, stream).failures[0]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 8 << 20
+        assert failure.detail.strip("x\n") == ""
+
+
+def test_an_answer_s_length_and_number_are_bounded(bench: Bench) -> None:
+    code = """
+        import json, os, struct
+        def reward(completions):
+            answer = json.dumps({"index": 0, "value": 1.0, "extra": {"a": 1.0}}).encode()
+            repeated = (struct.pack(">I", len(answer)) + answer) * 2
+            announced = struct.pack(">I", 64 << 20)
+            for fd in range(3, 40):
+                try:
+                    os.write(fd, announced if completions[0] == "long" else repeated)
+                except OSError:
+                    pass
+            return [1.0] * len(completions)
+    """
+    source = bench.source(code)
+    assert "67108864 bytes announced" in score(source, "long").failures[0].detail
+    assert "answered twice" in score(source, "many", "b").failures[1].detail
+
+
+def test_an_error_s_message_of_any_length_is_cut_and_told(bench: Bench) -> None:
+    for style in ("predict, ground_truth", "completions"):
+        code = f"def reward({style}):\n    raise ValueError('x' * (8 << 20))"
+        failure = bench.score(code).failures[0]
+        assert failure.kind is FailureKind.EXCEPTION
+        assert "ValueError: xxx" in failure.detail
+
+
 def test_a_fork_bomb_is_ended(bench: Bench) -> None:
     code = """
         import os, time
@@ -432,6 +499,66 @@ def test_a_worker_that_leaks_is_replaced(bench: Bench) -> None:
     seen = [score(leaking).values[0] for _ in range(4)]
     leaking.close()
     assert seen == [1.0, 2.0, 3.0, 1.0]  # 60 MB more than after the first batch
+
+
+# --- starts that outlast a batch ------------------------------------------------------------------
+
+COUNTING = """
+    import os, time
+    folder = os.path.dirname(__file__)
+    while os.path.exists(folder + "/held"):
+        time.sleep(0.01)
+    time.sleep(1.0 if os.path.exists(folder + "/slow") else 0.0)
+    calls = 0
+    def reward(predict, ground_truth):
+        global calls
+        calls += 1
+        return float(calls)
+"""
+
+
+def test_a_batch_does_not_wait_for_a_worker_that_is_only_starting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training_container.rewards.plane._GRACE_SECONDS", 0.1)
+    source = bench.source(COUNTING, workers=2, timeout_seconds=30.0)
+    held = bench.folder / "held"
+    held.touch()
+    spec = RewardSpec(name="mine", weight=1.0, function="exact_match", timeout_seconds=30.0)
+    plane = RewardPlane([spec], SourceContext(start_seconds=1.0), [source])
+    samples = tuple(Sample(text) for text in "abcd")
+    assert plane.dry_run(samples).scores_B_K == [[1.0], [2.0], [3.0], [4.0]]
+    assert plane.score(RewardRequest(samples)).scores_B_K == [[5.0], [6.0], [7.0], [8.0]]
+    source.close()
+
+
+def test_a_worn_out_worker_is_replaced_between_batches_whatever_its_start_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replacement within the batch ended healthy runs: the plane took its import for a hang."""
+    monkeypatch.setattr("training_container.rewards.plane._GRACE_SECONDS", 0.1)
+    config = replace(bench.source(COUNTING).config, max_batches=1)
+    source = PoolSource("mine", config)
+    spec = RewardSpec(name="mine", weight=1.0, function="exact_match", timeout_seconds=0.5)
+    request = RewardRequest(tuple(Sample(text) for text in "abcdefgh"))
+    with RewardPlane([spec], SourceContext(), [source]) as plane:
+        plane.prepare()
+        (bench.folder / "slow").touch()
+        for _ in range(2):
+            assert plane.score(request).sources[0].scores == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_replacement_that_does_not_start_fails_its_batch(bench: Bench) -> None:
+    code = COUNTING.replace("calls += 1", "os._exit(1)")
+    source = PoolSource("mine", replace(bench.source(code).config, start_seconds=5.0))
+    source.prepare()
+    (bench.folder / "held").touch()
+    lost = score(source, "a")
+    assert "ended" in lost.failures[0].detail
+    late = score(source, "a", "b")
+    source.close()
+    assert {failure.kind for failure in late.failures.values()} == {FailureKind.CRASH}
+    assert "did not start" in late.failures[1].detail
 
 
 # --- crashes and lies ----------------------------------------------------------------------------

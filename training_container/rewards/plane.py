@@ -32,7 +32,8 @@ __all__ = ["RewardPlane"]
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 30.0
-"""Sources keep their own deadline; past this one they are taken to hang."""
+"""Sources keep their own deadlines, of a worker process's start and of the batch; this much past
+both they are taken to hang."""
 _ZERO_BATCHES = 5
 _LOGGED_CHARACTERS = 2000
 
@@ -71,6 +72,7 @@ class RewardPlane:
             raise RewardConfigError("a stage needs at least one reward source")
         self._specs = tuple(specs)
         context = context or SourceContext()
+        self._start_seconds = context.start_seconds
         built = sources if sources is not None else [build_source(s, context) for s in specs]
         if len(built) != len(specs):
             raise RewardConfigError(f"{len(built)} sources for {len(specs)} specs")
@@ -167,7 +169,8 @@ class RewardPlane:
             threading.Thread(
                 target=_score_one, args=(index, source, request, answers), daemon=True
             ).start()
-        deadline = time.monotonic() + max(s.timeout_seconds for s in self._specs) + _GRACE_SECONDS
+        longest = self._start_seconds + max(spec.timeout_seconds for spec in self._specs)
+        deadline = time.monotonic() + longest + _GRACE_SECONDS
         scored: dict[int, _Scored] = {}
         while len(scored) < len(self._sources):
             try:

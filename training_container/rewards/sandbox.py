@@ -7,12 +7,13 @@ and not a fork of the trainer, because CUDA, threads and credentials must not co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +51,13 @@ class WorkerPool:
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config
-        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        """Guards the next three; notified when a worker is free, or may be started."""
+        self._idle: deque[WorkerProcess] = deque()
         self._all: set[WorkerProcess] = set()
-        self._lock = threading.Lock()
+        self._room = config.workers
         self._busy = threading.Lock()
+        self._threads: list[threading.Thread] = []
         self._closed = False
         self._restarts = 0
         self.confinement: Mapping[str, str] = {}
@@ -62,18 +66,38 @@ class WorkerPool:
 
     def prepare(self) -> None:
         """Start the first worker, so that a bad file fails before anything else is loaded."""
-        worker = self._new_worker()
+        self._put(self._take(time.monotonic()))
         for area, state in self.confinement.items():
             level = logging.WARNING if state.startswith("open") else logging.INFO
             _log.log(level, "reward %s runs with %s: %s", self._config.name, area, state)
-        self._idle.put(worker)
 
-    def _new_worker(self) -> WorkerProcess:
-        if self._closed:
-            raise RewardConfigError(f"reward {self._config.name!r} is closed")
-        worker = WorkerProcess(self._config)
-        with self._lock:
+    def _take(self, until: float) -> WorkerProcess:
+        """An idle worker, or where there is room a new one, which may take `start_seconds` more.
+
+        Raises RewardConfigError when the new one does not start, when neither comes by ``until``,
+        or when the pool is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._idle or self._room, until - time.monotonic()
+            )
+            if self._closed:
+                raise RewardConfigError(f"reward {self._config.name!r} is closed")
+            if self._idle:
+                return self._idle.popleft()
+            if not self._room:
+                raise RewardConfigError(f"reward {self._config.name!r}: no worker process is free")
+            worker = WorkerProcess(self._config)
+            self._room -= 1
             self._all.add(worker)
+        return self._loaded(worker)
+
+    def _put(self, worker: WorkerProcess) -> None:
+        with self._changed:
+            self._idle.append(worker)
+            self._changed.notify_all()
+
+    def _loaded(self, worker: WorkerProcess) -> WorkerProcess:
         try:
             self.confinement, traits = worker.load()
         except RewardConfigError:
@@ -93,17 +117,24 @@ class WorkerPool:
         return worker
 
     def _discard(self, worker: WorkerProcess) -> None:
-        with self._lock:
-            self._all.discard(worker)
+        with self._changed:
+            self._all.remove(worker)
         worker.kill()
+        with self._changed:
+            self._room += 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End all processes; a batch under way ends with failures."""
-        self._closed = True
-        with self._lock:
+        with self._changed:
+            self._closed = True
             for worker in self._all:
                 worker.end_processes()
-        with self._busy:  # the pipes are still in use until the batch has noticed
+            self._changed.notify_all()
+        with self._busy:  # the pipes are still in use until the batch and its threads have noticed
+            for thread in self._threads:
+                thread.join()
+            self._idle.clear()
             for worker in list(self._all):
                 self._discard(worker)
 
@@ -113,65 +144,73 @@ class WorkerPool:
             return self._score(samples)
 
     def _score(self, samples: Sequence[Sample]) -> Scores:
-        if self._idle.empty():
-            # The last one was lost: starting another is not the batch's time.
-            try:
-                self._idle.put(self._new_worker())
-            except RewardConfigError as error:
-                return Scores.all_failed(len(samples), FailureKind.CRASH, str(error))
-        batch = _Batch(samples, self._config, self._reads)
-        self._restarts = 0
         count = len(samples)
         if not count:
-            return batch.scores
+            return Scores([])
+        try:
+            # Where the last one was lost or retired, starting another is not the batch's time.
+            self._put(self._take(time.monotonic() + self._config.start_seconds))
+        except RewardConfigError as error:
+            return Scores.all_failed(count, FailureKind.CRASH, str(error))
         if not self.per_sample:
             chunks = [list(range(count))]
         else:
             size = max(1, -(-count // (self._config.workers * _CHUNKS_PER_WORKER)))
             chunks = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
-        pending: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for chunk in chunks:
-            pending.put(chunk)
-        threads = [
-            threading.Thread(target=self._work, args=(batch, pending), daemon=True)
-            for _ in range(min(self._config.workers, len(chunks)))
-        ]
-        for thread in threads:
+        threads = min(self._config.workers, len(chunks))
+        batch = _Batch(samples, self._config, self._reads, chunks, threads)
+        self._restarts = 0
+        # A thread that is still starting a worker when the batch is done goes on without it.
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(threads):
+            thread = threading.Thread(target=self._work, args=(batch,), daemon=True)
             thread.start()
-        for thread in threads:
-            thread.join()
+            self._threads.append(thread)
+        batch.wait()
+        self._retire()
+        if batch.refusal and time.monotonic() < batch.deadline:
+            return batch.finish(FailureKind.CRASH, batch.refusal)
         return batch.finish(FailureKind.TIMEOUT, self._late())
+
+    def _retire(self) -> None:
+        """End workers that are worn out: between batches, for a start may outlast a batch."""
+        with self._changed:
+            worn = [worker for worker in self._idle if worker.worn_out()]
+            for worker in worn:
+                self._idle.remove(worker)
+        for worker in worn:
+            self._discard(worker)
 
     def _late(self) -> str:
         return f"not scored within {self._config.timeout_seconds:g} s"
 
-    def _work(self, batch: _Batch, pending: queue.SimpleQueue[list[int]]) -> None:
-        while time.monotonic() < batch.deadline:
-            try:
-                chunk = pending.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                worker = self._take()
-            except RewardConfigError as error:
-                batch.fail(chunk, FailureKind.CRASH, str(error))
-                continue
-            rest = self._run(worker, batch, chunk)
-            if rest:
-                pending.put(rest)
-
-    def _take(self) -> WorkerProcess:
+    def _work(self, batch: _Batch) -> None:
+        """One of a batch's threads: a worker first, so that no chunk waits for a start."""
         try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return self._new_worker()
+            while batch.has_chunks():
+                worker = self._take(batch.deadline)
+                with batch.chunk() as chunk:
+                    if not chunk:
+                        self._put(worker)
+                        continue
+                    try:
+                        batch.again(self._run(worker, batch, chunk))
+                    except BaseException:
+                        self._discard(worker)  # else its room would be lost
+                        raise
+        except RewardConfigError as error:
+            if not self._closed:
+                _log.warning("%s", error)
+            batch.refusal = str(error)
+        finally:
+            batch.leave()
 
     def _run(self, worker: WorkerProcess, batch: _Batch, chunk: list[int]) -> list[int]:
         """Score a chunk on a worker. Returns what is left to do after the worker was lost."""
         try:
             message = batch.message(chunk)
         except FrameError as error:  # a value of the row that has no JSON form
-            self._idle.put(worker)
+            self._put(worker)
             batch.fail(chunk, FailureKind.EXCEPTION, str(error))
             return []
         try:
@@ -180,6 +219,7 @@ class WorkerPool:
                 frame = worker.channel.receive(self._sample_deadline(batch))
                 if "done" in frame:
                     batch.must_have(chunk)
+                    worker.note_batch(_resident_mb(frame))
                     break
                 batch.take(chunk, frame)
         except DeadlineExceededError:
@@ -189,11 +229,7 @@ class WorkerPool:
         except ChannelClosedError:
             words = worker.last_words() or "the worker process ended"
             return self._lost(worker, batch, chunk, FailureKind.CRASH, words)
-        worker.note_batch(int(frame.get("resident_mb", 0)))
-        if worker.worn_out():
-            self._discard(worker)
-        else:
-            self._idle.put(worker)
+        self._put(worker)
         return []
 
     def _sample_deadline(self, batch: _Batch) -> float:
@@ -212,7 +248,7 @@ class WorkerPool:
     ) -> list[int]:
         self._discard(worker)
         left = [index for index in chunk if index not in batch.answered]
-        with self._lock:
+        with self._changed:
             self._restarts += 1
             exhausted = self._restarts > _RESTARTS_PER_BATCH
         if not self.per_sample or exhausted:
@@ -234,14 +270,70 @@ class _Reads:
 class _Batch:
     """A batch under way, shared by the pool's threads."""
 
-    def __init__(self, samples: Sequence[Sample], config: PoolConfig, reads: _Reads) -> None:
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        config: PoolConfig,
+        reads: _Reads,
+        chunks: Sequence[list[int]],
+        threads: int,
+    ) -> None:
+        """``chunks`` are the indices that one message asks for; ``threads`` will `leave`."""
         self._samples, self._reads = samples, reads
         self._name = config.name
         self.deadline = time.monotonic() + config.timeout_seconds
+        self.refusal = ""
+        """Why a worker process did not start."""
+        self._changed = threading.Condition()
+        self._pending = deque(chunks)
+        self._at_work, self._threads = 0, threads
         self.scores = Scores([None] * len(samples))
         self.answered: set[int] = set()
         self._extra: dict[str, list[float]] = {}
         self._lock = threading.Lock()
+
+    def has_chunks(self) -> bool:
+        """Whether there is something to do and time for it."""
+        return bool(self._pending) and time.monotonic() < self.deadline
+
+    @contextlib.contextmanager
+    def chunk(self) -> Iterator[list[int]]:
+        """The next indices to score, none where nothing is left; at work within the block."""
+        with self._changed:
+            taken = self._pending.popleft() if self.has_chunks() else []
+            self._at_work += 1
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    def again(self, rest: list[int]) -> None:
+        """What is left of a chunk whose worker was lost."""
+        if rest:
+            self._pending.append(rest)
+
+    def leave(self) -> None:
+        """A thread takes no more chunks."""
+        with self._changed:
+            self._threads -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all is scored, time is up or no thread is left; no chunk is at work afterwards.
+
+        A thread that is only starting a worker is not waited for.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._at_work and not (self._pending and self._threads),
+                self.deadline - time.monotonic(),
+            )
+            self._pending.clear()
+            # Each ends by the same deadline.
+            self._changed.wait_for(lambda: not self._at_work)
+            self._pending.clear()
 
     def message(self, chunk: Sequence[int]) -> bytes:
         """The encoded `score` message; a group's shared row travels once. Raises FrameError."""
@@ -283,6 +375,8 @@ class _Batch:
         if not isinstance(position, int) or not 0 <= position < len(chunk):
             raise FrameError("no such sample")
         index = chunk[position]
+        if index in self.answered:
+            raise FrameError("a sample answered twice")
         if "failed" in frame:
             self.fail([index], *_failure(frame))
             return
@@ -313,6 +407,13 @@ class _Batch:
             self.answered.update(indices)
             for index in indices:
                 self.scores.failures[index] = Failure(kind, detail)
+
+
+def _resident_mb(frame: Mapping[str, Any]) -> int:
+    number = frame.get("resident_mb")
+    if not isinstance(number, int):
+        raise FrameError("a size that is no number")
+    return number
 
 
 def _extra(frame: Mapping[str, Any]) -> dict[str, float]:

@@ -92,7 +92,7 @@ def try_out(
         refused = {one.name: why for one in request.rewards if (why := refusal(one)) is not None}
     made = _all_started(request.rewards, context, refused)
     unusable = {one.name: one.reason for one in made if isinstance(one, _Absent)}
-    with RewardPlane(request.rewards, sources=made) as plane:
+    with RewardPlane(request.rewards, context, made) as plane:
         try:
             result, ends = plane.try_out(samples_of(request))
         except RewardError as error:
