@@ -88,7 +88,8 @@ class RecoverySpec(Strict):
     """How long a new job may wait for instances before the next rung is tried (a single rung
     waits)."""
     capacity_backoff_seconds: Annotated[int, Field(ge=1)] = 60
-    """First pause after the whole ladder had no capacity or quota; doubles up to an hour."""
+    """First pause after the whole ladder had no capacity or quota; doubles up to an hour, with more
+    than one rung up to 33 minutes a rung."""
     failure_backoff_seconds: Annotated[int, Field(ge=1)] = 30
     """First pause after an infrastructure failure; doubles up to an hour."""
 

@@ -60,6 +60,8 @@ def _download(uri: str, folder: Path) -> None:
     try:
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", []):
+                if item["Key"].endswith("/"):
+                    continue  # a console's folder mark
                 relative = item["Key"][len(prefix) :].lstrip("/") or Path(prefix).name
                 target = folder / relative
                 if not target.resolve().is_relative_to(folder.resolve()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,27 @@ from contracts.run_spec import RunSpec
 from contracts.states import Outcome, RunState
 from lambdas.logic.records import AttemptRecord, StopReason
 
-__all__ = ["LONGEST_PAUSE", "GiveUp", "Plan", "plan_attempt"]
+__all__ = [
+    "ATTEMPT_EVENTS",
+    "HISTORY_EVENTS",
+    "LONGEST_PAUSE",
+    "PAUSE_EVENTS",
+    "GiveUp",
+    "Plan",
+    "longest_pause",
+    "plan_attempt",
+]
 
 LONGEST_PAUSE = 3600
-"""Seconds. A pause costs about 20 of an execution's 25,000 events, so 30 days of hourly tries
-fit."""
+"""Seconds, as far as an execution's history has room for it (`longest_pause`)."""
+HISTORY_EVENTS = 25_000
+"""Step Functions ends an execution with more."""
+ATTEMPT_EVENTS = 15
+"""Of PlanAttempt (5), RoutePlan (2), SubmitAttempt (6) and RouteOutcome (2)."""
+PAUSE_EVENTS = 2
+_SPARE_EVENTS = 5_000
+"""For all else that a run does."""
+_HISTORY_LASTS = 30 * 86400
 _LEAST_RUNTIME = 60
 _SPARE_WAIT = 7 * 86400
 _LONGEST_WAIT = 30 * 86400
@@ -191,7 +208,8 @@ def _pause(  # noqa: PLR0911 (one return per outcome)
             rounds, within = divmod(row, len(spec.compute.ladder))
             if within:
                 return 0, RunState.TRAINING, None
-            pause = _doubled(recovery.capacity_backoff_seconds, rounds)
+            longest = longest_pause(len(spec.compute.ladder))
+            pause = _doubled(recovery.capacity_backoff_seconds, rounds, longest)
             quota = last.outcome is Outcome.OUT_OF_QUOTA
             state = RunState.WAITING_QUOTA if quota else RunState.WAITING_CAPACITY
             return pause, state, f"{last.reason or last.outcome.value}; next try in {pause} s"
@@ -223,9 +241,16 @@ def _fruitless(
         after = attempt.resume_floor
 
 
-def _doubled(base: int, times: int) -> int:
-    """``base`` seconds the first time, then doubled each time, at most an hour."""
-    return int(min(LONGEST_PAUSE, base * 2 ** min(times - 1, 16)))
+def longest_pause(rungs: int) -> int:
+    """Seconds between two rounds over a ladder that has no room: an hour, or as long as lets 30
+    days of such rounds into one execution's history."""
+    events = rungs * ATTEMPT_EVENTS + PAUSE_EVENTS
+    return max(LONGEST_PAUSE, math.ceil(_HISTORY_LASTS * events / (HISTORY_EVENTS - _SPARE_EVENTS)))
+
+
+def _doubled(base: int, times: int, longest: int = LONGEST_PAUSE) -> int:
+    """``base`` seconds the first time, then doubled each time, at most ``longest``."""
+    return int(min(longest, base * 2 ** min(times - 1, 16)))
 
 
 def _length(items: Iterator[AttemptRecord]) -> int:

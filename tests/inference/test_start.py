@@ -279,6 +279,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_adapters_come_from_s3_by_their_prefix(base: Path, bucket: Any, tmp_path: Path) -> None:
     for file in write_adapter(tmp_path / "source").iterdir():
         bucket.upload_file(str(file), "runs", f"runs/other/adapter/{file.name}")
+    bucket.put_object(Bucket="runs", Key="runs/other/adapter/", Body=b"")  # the console's mark
     deploy = {"lora_adapters": [{"name": "tuned", "source": "s3://runs/runs/other/adapter/"}]}
     folder = fetch_adapters(settings_of(base, deploy))["tuned"]
     assert {file.name for file in folder.iterdir()} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 
@@ -11,8 +12,8 @@ def run_spec(
     recovery: dict[str, Any] | None = None, spot: bool = True, **compute: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A run of one SFT stage on Spot; everything may be changed."""
-    types = ["ml.g5.xlarge", "ml.g6.xlarge", "ml.g5.2xlarge"]
-    ladder = [{"instance_type": name, "spot": spot} for name in types[:rungs]]
+    types = itertools.cycle(["ml.g5.xlarge", "ml.g6.xlarge", "ml.g5.2xlarge"])
+    ladder = [{"instance_type": next(types), "spot": spot} for _ in range(rungs)]
     spec: dict[str, Any] = {
         "name": "demo",
         "model": {"source": "s3://run-bucket/inputs/model/"},

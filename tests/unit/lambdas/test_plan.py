@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from contracts.attempt import CheckpointRef
 from contracts.states import Outcome, RunState
-from lambdas.logic.plan import LONGEST_PAUSE, GiveUp, Plan, plan_attempt
+from lambdas.logic.plan import (
+    ATTEMPT_EVENTS,
+    HISTORY_EVENTS,
+    LONGEST_PAUSE,
+    PAUSE_EVENTS,
+    GiveUp,
+    Plan,
+    longest_pause,
+    plan_attempt,
+)
 from lambdas.logic.records import AttemptRecord, StopReason
 from tests.unit.lambdas.rows import NOW, ended, spec
 
@@ -74,6 +83,17 @@ def test_rung_and_pause_after(outcomes: list[Outcome], rung: int, pause: int) ->
 def test_pauses_double_to_an_hour_at_most() -> None:
     rows = [ended(number, C) for number in range(1, 200)]
     assert sure(rows).pause_seconds == LONGEST_PAUSE
+
+
+def test_thirty_days_of_waiting_fit_into_one_execution_s_history() -> None:
+    """Step Functions ends an execution at its 25,000th event, and the run with it."""
+    for rungs in range(1, 11):  # as many as a run file may have
+        rows = [ended(number, C) for number in range(1, 40 * rungs + 1)]
+        pause = sure(rows, rungs=rungs).pause_seconds
+        assert pause >= LONGEST_PAUSE
+        rounds = 30 * 86400 / pause
+        assert rounds * (rungs * ATTEMPT_EVENTS + PAUSE_EVENTS) < HISTORY_EVENTS - 4_000
+    assert sure([ended(number, C) for number in range(1, 41)]).pause_seconds == LONGEST_PAUSE
 
 
 def test_waiting_for_a_quota_shows() -> None:
@@ -169,7 +189,7 @@ def test_every_plan_can_be_submitted(  # noqa: PLR0917
         return
     assert found.number == len(outcomes) + 1
     assert 0 <= found.rung < rungs
-    assert 0 <= found.pause_seconds <= LONGEST_PAUSE
+    assert 0 <= found.pause_seconds <= longest_pause(rungs)
     assert 60 <= found.max_runtime_seconds <= 28 * 86400
     assert (found.max_wait_seconds is not None) == spot
     if found.max_wait_seconds is not None:
