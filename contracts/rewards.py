@@ -19,8 +19,8 @@ __all__ = [
     "RewardSpec",
 ]
 
-LONGEST_BATCH = 1200.0
-"""Seconds. Ranks that wait for rewards longer than 25 minutes are taken for hung."""
+LONGEST_BATCH = 1000.0
+"""Seconds. With the start of a worker it must end before the ranks that wait are taken for hung."""
 RewardKind = Literal["function", "file", "model", "judge"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
 

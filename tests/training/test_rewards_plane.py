@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from contracts.rewards import JudgeReward, RewardSpec
+from contracts.rewards import LONGEST_BATCH, JudgeReward, RewardSpec
+from training_container.cluster.limits import ClusterLimits
+from training_container.rewards import plane as plane_module
 from training_container.rewards.interface import (
     Failure,
     FailureKind,
@@ -22,6 +24,7 @@ from training_container.rewards.interface import (
 )
 from training_container.rewards.plane import RewardPlane
 from training_container.rewards.sources import SourceContext
+from training_container.rewards.worker_process import START_SECONDS
 
 FOUR = RewardRequest(tuple(Sample(text, ground_truth="a", columns={"id": 7}) for text in "abcd"))
 
@@ -239,3 +242,8 @@ def test_names_are_unique_and_there_is_at_least_one_source() -> None:
         RewardPlane([spec("a"), spec("a")])
     with pytest.raises(RewardConfigError, match="at least one"):
         RewardPlane([])
+
+
+def test_a_source_that_hangs_is_named_before_the_ranks_that_wait_for_it() -> None:
+    longest = LONGEST_BATCH + START_SECONDS + plane_module._GRACE_SECONDS
+    assert longest < ClusterLimits().idle

@@ -249,7 +249,7 @@ CROSS_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"stages.1.rollout.temperature": 3.0}, "stages[1].rollout.temperature", "equal to 2"),
     ({"stages.1.max_steps": 10**40}, "stages[1].max_steps", "99999999"),
     ({"stages.1.rewards.0.timeout_seconds": 7200.0}, "stages[1].rewards[0].timeout_seconds",
-     "equal to 1200"),
+     "equal to 1000"),
     ({"compute.ladder": [{"instance_type": "ml.g5.xlarge"}] * 11}, "compute.ladder", "at most 10"),
 ]  # fmt: skip
 
