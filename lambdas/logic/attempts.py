@@ -66,15 +66,21 @@ def settle(hub: Hub, attempt: AttemptRecord, token: str | None = None) -> Attemp
     assert attempt.ended_at is not None
     if attempt.settled and token is None:
         return attempt
-    token = token or attempt.token
+    token = token or attempt.token or _present_token(hub, attempt)
     text = attempt.outcome.value + (f": {attempt.reason}" if attempt.reason else "")
     note_attempt(hub, attempt, "attempt.ended", text, time=attempt.ended_at)
-    if token is None:
-        return attempt
-    told = hub.executions.settle(token, outcome_message(attempt))
-    logger.info("settled", extra={"outcome": attempt.outcome, "waiting": told})
+    if token is not None:
+        told = hub.executions.settle(token, outcome_message(attempt))
+        logger.info("settled", extra={"outcome": attempt.outcome, "waiting": told})
+    # Without a token nobody waits: a task that asks later finds the attempt ended.
     hub.table.update_attempt(attempt, settled=True)
     return dataclasses.replace(attempt, settled=True)
+
+
+def _present_token(hub: Hub, attempt: AttemptRecord) -> str | None:
+    """The token that the row has by now: our copy may be older."""
+    rows = _rows(hub, attempt.run_id, attempt.stage_index, attempt.number)
+    return None if rows is None else rows[1].token
 
 
 def outcome_message(attempt: AttemptRecord) -> dict[str, Any]:

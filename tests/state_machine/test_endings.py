@@ -52,10 +52,11 @@ def test_cancel_while_training_stops_the_job_first(cloud: Cloud) -> None:
 def test_cancel_during_a_pause_does_not_wait_for_its_end(cloud: Cloud) -> None:
     run_id = cloud.submit(run_spec(recovery={"capacity_backoff_seconds": 36000}))
     cloud.sagemaker.refuse("CreateTrainingJob", "CapacityError", "CapacityError: none")
-    cloud.wait(run_id, RunState.WAITING_CAPACITY)
+    cloud.sagemaker.until(lambda: "BackOff" in cloud.history(run_id), "the pause")
     _cancel(cloud, run_id)
     assert cloud.wait(run_id).run.state is RunState.CANCELLED  # in a second; the pause is ten hours
     assert cloud.wait_execution(run_id) == "ABORTED"
+    assert cloud.reconcile()["attempts"] == 0
 
 
 def test_cancel_between_an_interruption_and_its_resubmission_wins(cloud: Cloud) -> None:

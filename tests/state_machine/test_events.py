@@ -15,6 +15,7 @@ from lambdas.hub import hub
 from lambdas.logic.attempts import observe, stop_attempt
 from lambdas.logic.records import StopReason
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
+from tests.state_machine.holding import held
 from tests.state_machine.specs import DEPLOY, run_spec
 
 
@@ -225,6 +226,27 @@ def test_a_row_that_was_read_before_the_stop_does_not_make_it_a_users(
     seen = observe(hub(), run_id, 0, 1)
     assert seen is not None
     assert (seen.outcome, seen.reason) == (Outcome.INTERRUPTED, "not restarted in time")
+
+
+def test_a_row_that_was_read_before_its_token_still_tells_the_execution(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.drop_events = True
+    with held("submit_attempt") as (inside, _):
+        run_id = cloud.submit(run_spec())
+        assert inside.wait(60)
+        early = cloud.folder(run_id)
+    cloud.train(f"{run_id}-0-a001")
+    cloud.sagemaker.until(
+        lambda: cloud.folder(run_id).attempts[0].state is AttemptState.RUNNING, "its first look"
+    )
+    cloud.complete(f"{run_id}-0-a001", stage_layout(run_id))
+    table = hub().table
+    reads = iter([early])
+    load = table.load
+    monkeypatch.setattr(table, "load", lambda run_id: next(reads, None) or load(run_id))
+    observe(hub(), run_id, 0, 1)
+    assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
 
 
 def _created(cloud: Cloud, key: str) -> None:
