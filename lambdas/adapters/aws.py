@@ -30,7 +30,7 @@ _TRANSIENT = {
     "ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded",
     "ProvisionedThroughputExceededException", "SlowDown", "ServiceUnavailable",
     "InternalServerError", "InternalFailure", "InternalError", "ServiceUnavailableException",
-    "RequestTimeout", "TransactionInProgressException",
+    "RequestTimeout", "TransactionInProgressException", "TransactionConflictException",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from contracts.states import (
     RunState,
     StageState,
 )
-from lambdas.adapters.aws import error_code, resource
+from lambdas.adapters.aws import error_code, error_message, resource
 from lambdas.adapters.items import (
     Item,
     encode,
@@ -36,6 +36,7 @@ from lambdas.adapters.items import (
     write_record,
     write_token,
 )
+from lambdas.errors import TransientError
 from lambdas.logic.folder import RunFolder
 from lambdas.logic.records import (
     AttemptRecord,
@@ -52,6 +53,8 @@ __all__ = ["Table"]
 StateT = TypeVar("StateT", RunState, StageState, AttemptState, EndpointState)
 Stateful = RunRecord | StageRecord | AttemptRecord | EndpointRecord
 _REFUSED = "ConditionalCheckFailedException"
+# Of a cancelled transaction: another write met one of its rows, or the table was busy.
+_PASSING = {"TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"}
 
 
 class Table:
@@ -333,6 +336,8 @@ class Table:
             reasons = {item.get("Code") for item in error.response.get("CancellationReasons", ())}
             if "ConditionalCheckFailed" in reasons:
                 return False
+            if reasons & _PASSING:
+                raise TransientError(f"{error.operation_name}: {error_message(error)}") from error
             raise
         return True
 

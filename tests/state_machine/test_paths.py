@@ -6,13 +6,16 @@ import datetime as dt
 import json
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from aws_lambda_powertools.metrics import MetricUnit
+from botocore.exceptions import ClientError
 
 from contracts.attempt import AttemptConfig
 from contracts.failures import ExitCode, Failure
 from contracts.states import AttemptState, Outcome, RunState, StageState
+from lambdas.adapters import aws
 from lambdas.hub import hub
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.specs import run_spec, sft
@@ -316,6 +319,33 @@ def test_throttling_is_tried_again(cloud: Cloud) -> None:
     cloud.train(f"{run_id}-0-a001")
     _finish(cloud, run_id, "a001")
     assert len(cloud.folder(run_id).attempts) == 1
+
+
+@pytest.mark.parametrize(
+    "reason", ["TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"]
+)
+def test_a_planned_attempt_that_meets_another_write_is_planned_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    client = aws.resource("dynamodb").meta.client
+    write, met = client.transact_write_items, []
+
+    def transact(**request: Any) -> Any:
+        if not met and any("ConditionCheck" in item for item in request["TransactItems"]):
+            met.append(request)
+            reasons = [{"Code": "None"}, {"Code": reason}, {"Code": "None"}]
+            answer: Any = {
+                "Error": {"Code": "TransactionCanceledException", "Message": f"[{reason}]"},
+                "CancellationReasons": reasons,
+            }
+            raise ClientError(answer, "TransactWriteItems")
+        return write(**request)
+
+    monkeypatch.setattr(client, "transact_write_items", transact)
+    run_id = cloud.submit(run_spec())
+    cloud.train(f"{run_id}-0-a001")
+    _finish(cloud, run_id, "a001")
+    assert met
 
 
 def test_a_job_that_completed_without_a_whole_model_is_a_failure(cloud: Cloud) -> None:
