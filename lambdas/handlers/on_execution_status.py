@@ -7,19 +7,11 @@ from typing import Any
 from contracts.events import ExecutionEvent, parse_event
 from lambdas.handlers._entry import entry
 from lambdas.hub import hub
-from lambdas.logic.endings import execution_ended
+from lambdas.logic.endings import observe_execution
 
 
 @entry
 def handler(event: dict[str, Any]) -> None:
     parsed = parse_event(event)
     assert isinstance(parsed, ExecutionEvent)
-    detail = parsed.detail
-    execution_ended(
-        hub(),
-        detail.name,
-        detail.execution_arn,
-        status=detail.status,
-        error=detail.error,
-        cause=detail.cause,
-    )
+    observe_execution(hub(), parsed.detail.name, parsed.detail.execution_arn)

@@ -35,6 +35,7 @@ __all__ = [
     "execution_ended",
     "execution_name",
     "finish_cancel",
+    "observe_execution",
     "resume_run",
     "run_of_execution",
 ]
@@ -142,6 +143,22 @@ def conclude_failure(hub: Hub, run_id: str, execution: dict[str, Any]) -> dict[s
     if run.state is RunState.ENDPOINT_FAILED:
         raise EndpointFailedError(words)
     raise RunFailedError(words)
+
+
+def observe_execution(hub: Hub, name: str, arn: str) -> None:
+    """Ask Step Functions about an execution that an event tells of, and see to its end.
+
+    The event itself says little: it may come late or twice, and a redrive since then keeps the ARN.
+    An end that Step Functions does not show yet is left to the reconciler.
+    """
+    # The run comes first: what is found ended after it was read has not been redriven before.
+    run = hub.table.get_run(run_of_execution(name))
+    if run is None or run.execution_arn != arn or is_terminal(run.state):
+        return
+    found = hub.executions.status(arn)
+    if found is not None:
+        status, error, cause = found
+        execution_ended(hub, name, arn, status=status, error=error, cause=cause)
 
 
 def execution_ended(
