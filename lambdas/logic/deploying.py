@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["create_endpoint_config", "create_model", "finish_run", "publish_model", "smoke_test",
            "start_or_update"]  # fmt: skip
 
+_TEXTS = ("content", "reasoning", "reasoning_content")
+"""Where a chat answer has its text: a reasoning parser leaves `content` null while the thought
+outlasts `max_tokens`. An older vLLM calls `reasoning` `reasoning_content`."""
+
 
 def publish_model(hub: Hub, run_id: str) -> dict[str, Any]:
     """Make the last stage's verified model the run's, and say whether it is to be deployed."""
@@ -208,12 +212,13 @@ def _await_component(hub: Hub, deployment: Deployment) -> None:
 def _answer_text(answer: dict[str, Any]) -> str:
     try:
         message = answer["choices"][0]["message"]
-        text = message.get("content") or message.get("reasoning_content")
+        texts = [message.get(name) for name in _TEXTS]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise SmokeTestFailedError(f"not a chat answer: {str(answer)[:300]}") from error
-    if not isinstance(text, str) or not text.strip():
-        raise SmokeTestFailedError(f"an empty answer: {str(answer)[:300]}")
-    return text
+    for text in texts:
+        if isinstance(text, str) and text.strip():
+            return text
+    raise SmokeTestFailedError(f"an empty answer: {str(answer)[:300]}")
 
 
 def _scale(hub: Hub, deployment: Deployment) -> None:

@@ -91,6 +91,15 @@ def test_a_run_ends_with_an_endpoint_that_answered_a_real_question(cloud: Cloud)
     assert endpoint["state"] == "IN_SERVICE"
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_a_thought_longer_than_the_answer_may_be_is_an_answer(cloud: Cloud, name: str) -> None:
+    message = {"role": "assistant", "content": None, name: "first I go"}
+    cloud.sagemaker.answer = lambda _: {"choices": [{"message": message}]}
+    run_id = _deployed(cloud, DEPLOY)
+    _, view = cloud.api("GET", f"/v1/runs/{run_id}")
+    assert view["smoke_test"]["answer"] == "first I go"
+
+
 def test_the_prompt_that_the_trainer_left_is_asked(cloud: Cloud) -> None:
     run_id = cloud.submit(run_spec(deploy=DEPLOY))
     layout = stage_layout(run_id)
