@@ -2,7 +2,7 @@
 
 moto has no RedriveExecution. What it does is known: the failed or aborted state runs again, with
 the input it had, in the same definition, and the context object counts the redrive. `_redrive` does
-that in the same interpreter.
+that in the same interpreter, as an execution of another name; the run's own says RUNNING again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from moto.stepfunctions.parser.api import ExecutionStatus
+from moto.stepfunctions.parser.models import stepfunctions_parser_backends
 
+from contracts.events import execution_event
 from contracts.states import RunState
 from tests.state_machine.cloud import ASL, Cloud, stage_layout
 from tests.state_machine.holding import held
+from tests.state_machine.sagemaker import ACCOUNT, REGION
 from tests.state_machine.specs import DEPLOY, run_spec
 
 _TASKS = {
@@ -54,15 +58,37 @@ def test_a_run_cancelled_at_any_task_leaves_nothing_and_can_be_redriven(
 
 
 def test_a_failed_run_that_is_redriven_makes_one_further_job(cloud: Cloud) -> None:
-    run_id = cloud.submit(run_spec(recovery={"max_failures": 0}))
-    cloud.train(f"{run_id}-0-a001")
-    cloud.sagemaker.move(f"{run_id}-0-a001", "Failed", "Failed", "InternalServerError")
-    assert cloud.wait(run_id).run.error == "FailureBudgetSpent"
-    assert cloud.wait_execution(run_id) == "FAILED"
+    run_id, _ = _failed(cloud)
     assert cloud.history(run_id)[-1] == "ConcludeFailure"
     _redrive(cloud, run_id, "ConcludeFailure")
     _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
     assert list(cloud.sagemaker.jobs) == [f"{run_id}-0-a001", f"{run_id}-0-a002"]
+
+
+@pytest.mark.parametrize("status", ["FAILED", "ABORTED", "TIMED_OUT"])
+def test_a_late_event_from_before_the_redrive_does_not_end_the_run(
+    cloud: Cloud, status: str
+) -> None:
+    run_id, arn = _failed(cloud)
+    _redrive(cloud, run_id, "ConcludeFailure")
+    cloud.train(f"{run_id}-0-a002")
+    _tell(cloud, run_id, arn, status)
+    cloud.reconcile()
+    assert cloud.sagemaker.jobs[f"{run_id}-0-a002"]["TrainingJobStatus"] == "InProgress"
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
+
+
+def test_an_execution_that_ends_again_after_its_redrive_ends_the_run_as_it_ended_last(
+    cloud: Cloud,
+) -> None:
+    run_id, arn = _failed(cloud)
+    _redrive(cloud, run_id, "ConcludeFailure")
+    cloud.train(f"{run_id}-0-a002")
+    _show(arn, ExecutionStatus.ABORTED)
+    _tell(cloud, run_id, arn, "FAILED")
+    assert cloud.folder(run_id).run.state is RunState.CANCELLING
+    cloud.sagemaker.move(f"{run_id}-0-a002", "Stopped", "Stopped")
+    assert cloud.wait(run_id).run.state is RunState.CANCELLED
 
 
 def test_a_failed_endpoint_that_is_redriven_is_made_once_more_and_nothing_is_trained(
@@ -81,6 +107,30 @@ def test_a_failed_endpoint_that_is_redriven_is_made_once_more_and_nothing_is_tra
     assert len(cloud.sagemaker.models) == len(cloud.sagemaker.configs) == 1
 
 
+def _failed(cloud: Cloud) -> tuple[str, str]:
+    """A run that has failed, and its execution's ARN; every event of it has been dealt with."""
+    run_id = cloud.submit(run_spec(recovery={"max_failures": 0}))
+    cloud.train(f"{run_id}-0-a001")
+    cloud.sagemaker.move(f"{run_id}-0-a001", "Failed", "Failed", "InternalServerError")
+    assert cloud.wait(run_id).run.error == "FailureBudgetSpent"
+    assert cloud.wait_execution(run_id) == "FAILED"
+    cloud.settle()
+    arn = cloud.folder(run_id).run.execution_arn
+    assert arn is not None
+    return run_id, arn
+
+
+def _tell(cloud: Cloud, run_id: str, arn: str, status: str) -> None:
+    detail = {"executionArn": arn, "stateMachineArn": cloud.machine_arn, "name": run_id}
+    cloud.invoke("on_execution_status", execution_event({**detail, "status": status}))
+
+
+def _show(arn: str, status: ExecutionStatus) -> None:
+    """What Step Functions says of an execution from now on."""
+    backend = stepfunctions_parser_backends[ACCOUNT][REGION]
+    backend.describe_execution(arn).exec_status = status
+
+
 def _redrive(cloud: Cloud, run_id: str, state: str) -> None:
     """Run the definition from ``state`` on, with the input it was last entered with."""
     arn = cloud.folder(run_id).run.execution_arn
@@ -95,6 +145,7 @@ def _redrive(cloud: Cloud, run_id: str, state: str) -> None:
         payload["execution"] = {"Id": arn, "RedriveCount": 1}
 
     machine = cloud.create_machine(from_here)
+    _show(arn, ExecutionStatus.RUNNING)
     cloud.states.start_execution(stateMachineArn=machine, name=f"{run_id}-redriven", input=given)
 
 
