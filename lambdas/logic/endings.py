@@ -134,8 +134,15 @@ def conclude_failure(hub: Hub, run_id: str, execution: dict[str, Any]) -> dict[s
     redrives = int(execution.get("RedriveCount") or 0)
     present = execution.get("Id") == run.execution_arn
     if present and redrives > run.redrives:
-        where = _reopen(hub, folder, redrives=redrives)
-        note(hub, run_id, "run.redriven", f"redriven, goes on with: {where}", time=_now())
+        _reopen(hub, folder, redrives=redrives)
+        folder = load_folder(hub, run_id)
+        run = folder.run
+    # Nothing else comes here with a run that goes on: this redrive has reopened it, now or in an
+    # invocation that did not live to say so.
+    if present and 0 < redrives == run.redrives and not (folder.over or is_terminal(run.state)):
+        where = next_after_stages(folder)
+        time = run.budget_since or _now()  # The reopening's, so that a repetition notes it once.
+        note(hub, run_id, "run.redriven", f"redriven, goes on with: {where}", time=time)
         return {"next": where}
     words = f"{run.error or 'unknown'}: {run.cause or run.reason or ''}"
     if run.state in (RunState.CANCELLED, RunState.CANCELLING):
@@ -212,20 +219,19 @@ def resume_run(hub: Hub, run_id: str, state_machine_arn: str) -> RunFolder:
     return load_folder(hub, run_id)
 
 
-def _reopen(hub: Hub, folder: RunFolder, **changes: Any) -> str:
-    """Fresh budgets, no failure, the stage open again. Returns where the run goes on."""
-    where = next_after_stages(folder)
+def _reopen(hub: Hub, folder: RunFolder, **changes: Any) -> None:
+    """Fresh budgets, no failure, the stage open again."""
     for stage in folder.stages:
         hub.table.update_stage(stage, budget_from=stage.attempts)
         if stage.state in (StageState.FAILED, StageState.CANCELLED):
             hub.table.update_stage(stage, StageState.RUNNING)
     state = RunState.TRAINING
+    where = next_after_stages(folder)
     if where == "publish" and folder.run.state is not RunState.CANCELLED:
         state = RunState.DEPLOYING
     reset = {"error": None, "cause": None, "reason": None, "budget_since": _now()}
     if not hub.table.update_run(folder.run, state, **reset, **changes):
         raise ConflictError(f"run {folder.run.run_id} changed meanwhile")
-    return where
 
 
 def _first_cause(folder: RunFolder, state: dict[str, Any]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from moto.stepfunctions.parser.models import stepfunctions_parser_backends
 
 from contracts.events import execution_event
 from contracts.states import RunState
+from lambdas.hub import hub
 from tests.state_machine.cloud import ASL, Cloud, stage_layout
 from tests.state_machine.holding import held
 from tests.state_machine.sagemaker import ACCOUNT, REGION
@@ -91,6 +92,35 @@ def test_an_execution_that_ends_again_after_its_redrive_ends_the_run_as_it_ended
     assert cloud.wait(run_id).run.state is RunState.CANCELLED
 
 
+@pytest.mark.parametrize("effect", range(1, 5))
+def test_a_crash_while_the_run_is_reopened_changes_nothing(cloud: Cloud, effect: int) -> None:
+    """Its four side effects: the stage's budget, the stage, the run, the timeline."""
+    run_id, _ = _failed(cloud)
+    cloud.crash_at = cloud.effects + effect
+    _redrive(cloud, run_id, "ConcludeFailure")
+    _go_on(cloud, run_id, lambda: cloud.folder(run_id).run.state is RunState.SUCCEEDED)
+    assert cloud.invocations["conclude_failure"] == 3
+    assert list(cloud.sagemaker.jobs) == [f"{run_id}-0-a001", f"{run_id}-0-a002"]
+    kinds = [entry.kind for entry in hub().table.timeline(run_id, 100, None)[0]]
+    assert kinds.count("run.redriven") == 1
+
+
+def test_a_redriven_run_that_fails_again_says_why_it_failed_the_second_time(
+    cloud: Cloud,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub().table, "put_attempt", _fail)
+        run_id = cloud.submit(run_spec())
+        assert cloud.wait(run_id).run.error == "ZeroDivisionError"
+        assert cloud.wait_execution(run_id) == "FAILED"
+    _redrive(cloud, run_id, "ConcludeFailure")
+    cloud.train(f"{run_id}-0-a001")
+    cloud.sagemaker.move(f"{run_id}-0-a001", "Failed", "Failed", "ClientError: no such column")
+    cloud.sagemaker.until(lambda: cloud.folder(run_id).run.error, "the second failure")
+    run = cloud.folder(run_id).run
+    assert (run.error, run.cause) == ("UserFailure", "ClientError: no such column")
+
+
 def test_a_failed_endpoint_that_is_redriven_is_made_once_more_and_nothing_is_trained(
     cloud: Cloud,
 ) -> None:
@@ -105,6 +135,10 @@ def test_a_failed_endpoint_that_is_redriven_is_made_once_more_and_nothing_is_tra
     assert list(cloud.sagemaker.jobs) == [f"{run_id}-0-a001"]
     assert list(cloud.sagemaker.endpoints) == ["demo"]
     assert len(cloud.sagemaker.models) == len(cloud.sagemaker.configs) == 1
+
+
+def _fail(*_: Any) -> Any:
+    raise ZeroDivisionError("a fault of ours")
 
 
 def _failed(cloud: Cloud) -> tuple[str, str]:
