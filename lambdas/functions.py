@@ -330,7 +330,9 @@ FUNCTIONS: tuple[Function, ...] = (
         permissions=(
             TABLE, READ_RUNS, WRITE_RUNS, LIST, READ_RECIPES, START,
             Permission(
-                ("s3:GetObject",), ("{bucket_arn}/uploads/*",), "Users name what they upload."
+                ("s3:GetObject", "s3:GetObjectVersion"),
+                ("{bucket_arn}/uploads/*",),
+                "Users name what they upload.",
             ),
             Permission(
                 ("s3:PutObject",),

@@ -23,7 +23,7 @@ from lambdas.errors import InputMissingError, ObjectChangedError, ObjectMissingE
 
 __all__ = ["Bucket"]
 
-_MISSING = {"NoSuchKey", "404", "NotFound", "NoSuchBucket"}
+_MISSING = {"NoSuchKey", "NoSuchVersion", "404", "NotFound", "NoSuchBucket"}
 _CHANGED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 
 
@@ -36,13 +36,13 @@ class Bucket:
 
     # Objects -------------------------------------------------------------------------------------
 
-    def read(self, key: str) -> bytes:
-        """An object's body.
+    def read(self, key: str, version: str | None = None) -> bytes:
+        """An object's body: its newest, or that of one version.
 
         Raises:
             ObjectMissingError: when there is none.
         """
-        return self._get(self.name, key)[0]
+        return self._get(self.name, key, version)[0]
 
     def read_json(self, key: str) -> Any:
         """An object's body as JSON; raises as `read` does."""
@@ -175,9 +175,10 @@ class Bucket:
 
     # -- private ----------------------------------------------------------------------------------
 
-    def _get(self, bucket: str, key: str) -> tuple[bytes, str]:
+    def _get(self, bucket: str, key: str, version: str | None = None) -> tuple[bytes, str]:
+        wanted = {} if version is None else {"VersionId": version}
         try:
-            answer = self._s3.get_object(Bucket=bucket, Key=key)
+            answer = self._s3.get_object(Bucket=bucket, Key=key, **wanted)
         except ClientError as error:
             if error_code(error) in _MISSING:
                 raise ObjectMissingError(f"s3://{bucket}/{key}") from error

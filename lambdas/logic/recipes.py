@@ -17,8 +17,8 @@ from lambdas.logic.runs import RunRequest, check_request
 if TYPE_CHECKING:
     from lambdas.hub import Hub
 
-__all__ = ["check_new_recipe", "check_recipe", "read_named_files", "recipe_request",
-           "stage_mappings"]  # fmt: skip
+__all__ = ["check_new_recipe", "check_recipe", "read_named_files", "read_run_file",
+           "recipe_request", "stage_mappings"]  # fmt: skip
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?")
 
@@ -52,14 +52,34 @@ def recipe_request(hub: Hub, name: str, data_uri: str) -> RunRequest | None:
     recipe.
 
     The file becomes the training data of every stage. Validation data stay the recipe's own.
+
+    Raises:
+        InvalidInputError: the recipe is wrong.
     """
     try:
-        text = hub.bucket.read(recipe_key(name)).decode()
+        document = _with_data(read_run_file(hub, recipe_key(name)), data_uri)
     except ObjectMissingError:
         return None
-    document = _with_data(load_run_yaml(text), data_uri)
     files = read_named_files(hub, document, recipe_files_prefix(name))
     return RunRequest(document, files, source=data_uri)
+
+
+def read_run_file(hub: Hub, key: str, version: str | None = None) -> Any:
+    """The run file at ``key`` as plain data, not validated yet; of that object version, if one is
+    given.
+
+    Raises:
+        ObjectMissingError: when there is none.
+        InvalidInputError: it is not YAML in UTF-8.
+    """
+    body = hub.bucket.read(key, version)
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8 text: {error.reason} at byte {error.start}"
+        problem = Problem("(document)", None, reason, "Save the file as UTF-8.")
+        raise InvalidInputError([problem]) from error
+    return load_run_yaml(text)
 
 
 def read_named_files(hub: Hub, document: Any, prefix: str) -> dict[str, str]:
@@ -82,7 +102,7 @@ def read_named_files(hub: Hub, document: Any, prefix: str) -> dict[str, str]:
 def stage_mappings(document: Any) -> Iterator[dict[str, Any]]:
     """The stages of a run file that is not validated yet."""
     items = document.get("stages") if isinstance(document, dict) else None
-    yield from (item for item in items or () if isinstance(item, dict))
+    yield from (item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
 
 
 def _with_data(document: Any, uri: str) -> Any:

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 from contracts.events import ObjectCreatedDetail
 from contracts.layout import join_uri, upload_error_key
 from contracts.problems import InvalidInputError
-from contracts.run_spec import load_run_yaml
 from lambdas.errors import ConflictError
-from lambdas.logic.recipes import check_recipe, read_named_files, recipe_request, stage_mappings
+from lambdas.logic.recipes import (
+    check_recipe,
+    read_named_files,
+    read_run_file,
+    recipe_request,
+    stage_mappings,
+)
 from lambdas.logic.runs import RunRequest, create_run
 from lambdas.observability import logger
 
@@ -37,7 +42,7 @@ def on_upload(hub: Hub, detail: ObjectCreatedDetail, state_machine_arn: str) -> 
         return None
     try:
         if parts[-1] in ("run.yaml", "run.yml"):
-            request = _beside(hub, key)
+            request = _beside(hub, key, detail.object.version_id)
         elif len(parts) == 3 and parts[-1].endswith(_DATA):
             found = recipe_request(hub, parts[1], join_uri(hub.bucket.name, key))
             if found is None:
@@ -65,10 +70,10 @@ def on_recipe(hub: Hub, key: str) -> None:
         _report(hub, key, error)
 
 
-def _beside(hub: Hub, key: str) -> RunRequest:
-    """The run file at ``key``: files it names and relative data paths lie beside it in the
-    bucket."""
-    document = load_run_yaml(hub.bucket.read(key).decode())
+def _beside(hub: Hub, key: str, version: str | None) -> RunRequest:
+    """The run file at ``key``, of the object version that the event tells of, as a newer one has
+    its own event. Files it names and relative data paths lie beside it in the bucket."""
+    document = read_run_file(hub, key, version)
     folder = posixpath.dirname(key) + "/"
     for stage in stage_mappings(document):
         data = stage.get("data")

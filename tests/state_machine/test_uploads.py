@@ -12,8 +12,9 @@ from tests.state_machine.cloud import BUCKET, Cloud
 from tests.state_machine.specs import run_spec
 
 
-def _put(cloud: Cloud, key: str, body: str, *, etag: str = "e1", times: int = 1) -> None:
-    cloud.s3.put_object(Bucket=BUCKET, Key=key, Body=body.encode())
+def _put(cloud: Cloud, key: str, body: str | bytes, *, etag: str = "e1", times: int = 1) -> None:
+    body = body.encode() if isinstance(body, str) else body
+    cloud.s3.put_object(Bucket=BUCKET, Key=key, Body=body)
     event = events.object_created_event(BUCKET, key, size=len(body), etag=etag)
     for _ in range(times):
         cloud.invoke("on_object_created", event)
@@ -55,14 +56,43 @@ def test_files_and_data_lie_beside_the_run_file(cloud: Cloud) -> None:
     assert code["Body"].read() == b"{{ content }}!"
 
 
-@pytest.mark.parametrize("text", ["name: [", "name: x\nnmae: y\n", "- 1", yaml.safe_dump({})])
-def test_a_bad_run_file_leaves_a_report_beside_it(cloud: Cloud, text: str) -> None:
-    _put(cloud, "uploads/bad/run.yaml", text)
-    body = cloud.s3.get_object(Bucket=BUCKET, Key="uploads/bad/run.yaml.error.json")["Body"].read()
-    report = json.loads(body)
-    assert report["problems"][0]["path"]
-    assert report["problems"][0]["fix"]
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"name: [", b"name: x\nnmae: y\n", b"- 1", b"{}", b"", b"null", b"\xff\xfe",
+        b"name: caf\xe9", b"stages: 5", b"stages: {a: 1}", b"stages: [5]", b"stages: [{data: 7}]",
+        b"stages: text", b"stages: true", b"stages: [{data: }]", b"stages: [{data: {train: 7}}]",
+    ],
+)  # fmt: skip
+def test_a_bad_run_file_or_recipe_leaves_a_report_beside_it(cloud: Cloud, body: bytes) -> None:
+    _put(cloud, "uploads/bad/run.yaml", body)
+    _put(cloud, "recipes/nightly.yaml", body)
+    _put(cloud, "uploads/nightly/rows.jsonl", "{}\n")
+    for key in ("uploads/bad/run.yaml", "recipes/nightly.yaml", "uploads/nightly/rows.jsonl"):
+        found = cloud.s3.get_object(Bucket=BUCKET, Key=f"{key}.error.json")
+        report = json.loads(found["Body"].read())
+        assert report["problems"][0]["path"]
+        assert report["problems"][0]["fix"]
     assert _runs(cloud) == []
+
+
+def test_each_object_version_starts_its_own_run_however_late_it_is_told_of(cloud: Cloud) -> None:
+    enabled = {"Status": "Enabled"}
+    cloud.s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration=enabled)
+    key, told = "uploads/x/run.yaml", []
+    for name in ("first", "second"):
+        body = yaml.safe_dump({**run_spec(), "name": name}).encode()
+        put = cloud.s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+        version, etag = put["VersionId"], put["ETag"].strip('"')
+        told.append(
+            events.object_created_event(BUCKET, key, size=len(body), etag=etag, version_id=version)
+        )
+    for event in (*told, told[0]):
+        cloud.invoke("on_object_created", event)
+    runs = [cloud.api("GET", f"/v1/runs/{run_id}")[1] for run_id in _runs(cloud)]
+    assert sorted(run["spec"]["name"] for run in runs) == ["first", "second"]
+    found = cloud.s3.list_objects_v2(Bucket=BUCKET, Prefix="uploads/x/")["Contents"]
+    assert [item["Key"] for item in found] == [key]
 
 
 def test_a_data_file_starts_the_recipe_of_its_folder(cloud: Cloud) -> None:
