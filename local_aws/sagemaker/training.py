@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from contracts.events import spot_interruption_event, training_job_event
 from local_aws.images import UnknownImageError
 from local_aws.sagemaker.capacity import Interruption, Shortage
@@ -32,6 +30,7 @@ STOP_GRACE_SECONDS = 120.0
 PEER_GRACE_SECONDS = 10.0
 SPOT_PRICE = 0.3  # of on-demand, as BillableTimeInSeconds reflects it; a usual value
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+REASON_LENGTH = 1024  # the most characters that FailureReason has
 TERMINAL = ("Completed", "Failed", "Stopped")
 _POLL_SECONDS = 0.05
 
@@ -102,7 +101,7 @@ class TrainingJob:
 
     def crash_host(self, rank: int) -> bool:
         """Kill one host's processes without notice; False when there is no such host."""
-        if rank >= len(self._hosts) or self.record["SecondaryStatus"] != "Training":
+        if not 0 <= rank < len(self._hosts) or self.record["SecondaryStatus"] != "Training":
             return False
         self._crash = rank
         return True
@@ -134,12 +133,12 @@ class TrainingJob:
                 if outcome is not None:
                     break
                 self._transition("InProgress", "Starting", "Preparing the instances for training")
-        except (ClientError, BotoCoreError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (a job whose thread has died would never end)
             if self._engine.site.stopping.is_set():
                 return
-            self._engine.site.report(f"{self._name}: {error}")
+            self._engine.site.report(f"{self._name}: {error!r}")
             text = "InternalServerError: We encountered an internal error. Please try again."
-            outcome = Outcome(End.FAILED, text)
+            outcome = Outcome(End.FAILED, f"{text} ({error!r})"[:REASON_LENGTH])
         self._finish(outcome)
 
     def _await_capacity(self) -> Outcome | None:
@@ -412,10 +411,10 @@ _NOT_IN_EVENTS = ("Environment", "FinalMetricDataList", "Tags")
 
 
 def failure_reason(text: str, code: int) -> str:
-    """FailureReason of a container that failed: at most 1024 characters, its own words first."""
+    """FailureReason of a container that failed: at most `REASON_LENGTH`, its own words first."""
     tail = f", exit code: {code}"
     head = f"AlgorithmError: {text}"
-    return head[: 1024 - len(tail)] + tail
+    return head[: REASON_LENGTH - len(tail)] + tail
 
 
 def mark_lost(engine: Engine, record: Record, save: Callable[[Record], None]) -> None:

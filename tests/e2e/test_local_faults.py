@@ -60,6 +60,23 @@ def test_an_unknown_kind_of_shortage_names_the_known_ones(local):
     assert "quota" in refused.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fail-capacity", "ml.bogus"), "ml.bogus"),
+        (("fail-capacity", "ml.g5.xlarge", "--kind", "wait", "--count", "1"), "takes no count"),
+        (("spot-market", "foo"), "write key=value"),
+        (("spot-market", "seed=7,mean-minutes=0"), "give more than 0"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(local, arguments, words):
+    before = faults(local)
+    refused = local(*arguments)
+    assert refused.exit_code == 1
+    assert words in " ".join(refused.stdout.split())
+    assert faults(local) == before
+
+
 @pytest.mark.parametrize("name", ["drop", "duplicate", "reorder"])
 def test_events_go_wrong_until_they_go_right_again(cloud, local, name):
     assert local(f"{name}-events", "on").exit_code == 0

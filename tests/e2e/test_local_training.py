@@ -281,6 +281,8 @@ def test_only_spot_jobs_that_train_can_be_interrupted(cloud):
 def test_a_crashed_host_fails_the_job(cloud):
     create(cloud, "crashed", hosts=2, seconds=600)
     training(cloud, "crashed", incarnations=2)
+    assert not cloud.sagemaker.jobs["crashed"].crash_host(-1)
+    assert not cloud.sagemaker.jobs["crashed"].crash_host(2)
     assert cloud.sagemaker.jobs["crashed"].crash_host(1)
     done = ended(cloud, "crashed")
     assert done["FailureReason"] == "AlgorithmError: , exit code: 137"
@@ -295,8 +297,41 @@ def test_the_spot_market_interrupts_by_seed(cloud):
     until(lambda: statuses(describe(cloud, "market")).count("Interrupted") >= 2)
     cloud.client("sagemaker").stop_training_job(TrainingJobName="market")
     ended(cloud, "market")
-    with pytest.raises(ValueError, match="unknown Spot market setting"):
-        SpotMarket.parse("seed=7,mean=2")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed=7,mean=2", "unknown Spot market setting"),
+        ("seed=7", "needs .'mean-minutes'"),
+        ("foo", "'foo' is not a Spot market setting; write key=value"),
+        ("seed=x,mean-minutes=2", "seed=x: give a whole number"),
+        ("seed=7,mean-minutes=0", "mean-minutes=0: give more than 0"),
+        ("seed=7,mean-minutes=-1", "mean-minutes=-1: give more than 0"),
+        ("seed=7,mean-minutes=nan", "mean-minutes=nan: give a number"),
+        ("seed=7,mean-minutes=soon", "mean-minutes=soon: give a number"),
+        ("seed=7,mean-minutes=2,notice=2", "notice=2: give a fraction from 0 to 1"),
+        ("seed=7,mean-minutes=2,hold=-1", "hold=-1: give 0 seconds or more"),
+    ],
+)
+def test_a_spot_market_that_cannot_be_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        SpotMarket.parse(text)
+
+
+def test_a_spot_market_is_read_with_its_defaults():
+    assert SpotMarket.parse("seed=-7, mean-minutes=2,") == SpotMarket(-7, 2.0, 0.5, 2.0)
+    assert SpotMarket.parse("seed=7,mean-minutes=2,notice=1,hold=0") == SpotMarket(7, 2.0, 1.0, 0.0)
+
+
+def test_a_fault_of_the_cloud_itself_ends_the_job(cloud):
+    cloud.sagemaker.engine.market = SpotMarket(seed=7, mean_minutes=0)
+    create(cloud, "faulty", spot=True, seconds=600)
+    done = ended(cloud, "faulty")
+    assert done["TrainingJobStatus"] == "Failed"
+    assert done["FailureReason"].startswith("InternalServerError: We encountered an internal error")
+    assert "ZeroDivisionError" in done["FailureReason"]
+    assert processes_of(cloud, "faulty") == []
 
 
 def test_shortages_show_as_sagemaker_shows_them(cloud):
@@ -315,8 +350,25 @@ def test_shortages_show_as_sagemaker_shows_them(cloud):
 
 def test_a_counted_shortage_ends_by_itself():
     capacity = Capacity()
-    capacity.fail("t", Shortage.CAPACITY, count=2)
-    assert [capacity.take("t", Shortage.CAPACITY) for _ in range(3)] == [True, True, False]
+    kind = "ml.g5.xlarge"
+    capacity.fail(kind, Shortage.CAPACITY, count=2)
+    assert [capacity.take(kind, Shortage.CAPACITY) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shortage", "count", "words"),
+    [
+        ("ml.bogus", Shortage.CAPACITY, None, "ml.bogus"),
+        ("ml.g5.xlarge", Shortage.CAPACITY, 0, "count 0: give 1 or more"),
+        ("ml.g5.xlarge", Shortage.QUOTA, -3, "count -3: give 1 or more"),
+        ("ml.g5.xlarge", Shortage.WAIT, 1, "wait takes no count"),
+    ],
+)
+def test_a_shortage_that_cannot_be_is_refused(kind, shortage, count, words):
+    capacity = Capacity()
+    with pytest.raises(ValueError, match=words):
+        capacity.fail(kind, shortage, count=count)
+    assert capacity.shortages == {}
 
 
 def test_a_name_is_used_once(cloud):
