@@ -159,9 +159,11 @@ class Table:
         when: AttemptState | None = None,
         **changes: Any,
     ) -> bool:
-        """Change an attempt. False: ``state`` may not follow, or it is not in the state
-        ``when``."""
+        """Change an attempt. False: ``state`` may not follow, it is not in the state ``when``, or
+        it has ended already: of two that see its end, one writes and counts it."""
         before = {when} if when else _predecessors(ATTEMPT_TRANSITIONS, state)
+        if before is not None and state is AttemptState.ENDED:
+            before.discard(AttemptState.ENDED)
         return self._update(attempt, before, state=state, **changes)
 
     def put_attempt(self, attempt: AttemptRecord, stage: StageRecord) -> bool:

@@ -89,6 +89,7 @@ def test_a_late_event_never_rewinds_a_state(cloud: Cloud) -> None:
     cloud.wait(run_id)
     table, attempt = hub().table, cloud.folder(run_id).attempts[0]
     assert not table.update_attempt(attempt, AttemptState.RUNNING)
+    assert not table.update_attempt(attempt, AttemptState.ENDED), "an end is written once"
     assert not table.update_run(cloud.folder(run_id).run, RunState.TRAINING)
     cloud.invoke("on_training_event", _event(training))
     assert cloud.folder(run_id).attempts[0].outcome is Outcome.COMPLETED
