@@ -17,7 +17,16 @@ from botocore.exceptions import (
 
 from lambdas.errors import TransientError
 
-__all__ = ["AWS_ERRORS", "as_transient", "client", "error_code", "error_message", "resource"]
+__all__ = [
+    "AWS_ERRORS",
+    "as_transient",
+    "blames_argument",
+    "client",
+    "error_code",
+    "error_message",
+    "refused_call",
+    "resource",
+]
 
 AWS_ERRORS = (ClientError, BotoCoreError)
 _CONNECTION_ERRORS = (HTTPClientError, EndpointConnectionError, ConnectionClosedError)
@@ -54,6 +63,19 @@ def error_code(error: ClientError) -> str:
 def error_message(error: ClientError) -> str:
     """AWS's words."""
     return str(error.response.get("Error", {}).get("Message", "")) or str(error)
+
+
+def blames_argument(error: ClientError | BotoCoreError) -> bool:
+    """Whether AWS finds fault with what was asked: a page token of another list, say."""
+    codes = ("ValidationException", "InvalidParameterException")
+    return isinstance(error, ClientError) and error_code(error) in codes
+
+
+def refused_call(error: ClientError | BotoCoreError) -> str:
+    """What failed, without AWS's words: those name roles and resources of the account."""
+    if isinstance(error, ClientError):
+        return f"{error.operation_name}: {error_code(error)}"
+    return type(error).__name__
 
 
 def as_transient(error: ClientError | BotoCoreError) -> TransientError | None:

@@ -16,6 +16,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from contracts.api import ProblemDocument, ProblemView
 from contracts.problems import InvalidInputError
 from contracts.run_spec import run_schema
+from lambdas.adapters.aws import AWS_ERRORS, as_transient, blames_argument, refused_call
 from lambdas.errors import (
     ConflictError,
     EndpointBusyError,
@@ -37,6 +38,7 @@ app = APIGatewayHttpResolver(enable_validation=True)
 for _module in (api_runs, api_endpoints, api_other):
     app.include_router(_module.router, prefix="/v1")
 
+_RETRY_SECONDS = 5
 # Class, HTTP status, problem type, title. The first class that fits counts.
 _PROBLEMS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (NotFoundError, 404, "not-found", "Not found"),
@@ -91,6 +93,7 @@ def _request_id() -> str:
 def _problem(
     status: int, kind: str, title: str, detail: str, problems: list[ProblemView] | None = None
 ) -> Response[str]:
+    """The one form of an error; a client may ask again after one of 503."""
     document = ProblemDocument(
         type=f"urn:grpohub:problem:{kind}",
         title=title,
@@ -100,6 +103,8 @@ def _problem(
         problems=problems or [],
     )
     headers = {"X-Request-Id": document.request_id}  # Errors do not pass the middleware.
+    if status == 503:
+        headers["Retry-After"] = str(_RETRY_SECONDS)
     return Response(status, "application/problem+json", document.model_dump_json(), headers=headers)
 
 
@@ -135,10 +140,30 @@ def _invalid(error: InvalidInputError) -> Response[str]:
 
 @app.exception_handler(HubError)  # type: ignore[untyped-decorator]
 def _refused(error: HubError) -> Response[str]:
+    return _hub_problem(error)
+
+
+def _hub_problem(error: HubError) -> Response[str]:
     _, status, kind, title = next(row for row in _PROBLEMS if isinstance(error, row[0]))
     if status >= 500:
         logger.exception("request failed")
     return _problem(status, kind, title, str(error))
+
+
+@app.exception_handler(list(AWS_ERRORS))  # type: ignore[untyped-decorator]
+def _aws_failed(error: Any) -> Response[str]:
+    transient = as_transient(error)
+    if transient is not None:
+        return _hub_problem(transient)
+    paging = "next_token" in (app.current_event.query_string_parameters or {})
+    if paging and blames_argument(error):
+        # DynamoDB and CloudWatch alone can tell that a token of the right form is another list's.
+        reason, fix = "is of another list, or has expired", "Leave it out to read from the start."
+        problem = ProblemView(path="query.next_token", value=None, reason=reason, fix=fix)
+        detail = f"{problem.path}: {reason}"
+        return _problem(422, "bad-request", "The request is not valid", detail, [problem])
+    logger.exception("AWS refused a call")
+    return _problem(502, "aws-error", "AWS refused a call", refused_call(error))
 
 
 @app.exception_handler(ValueError)  # type: ignore[untyped-decorator]

@@ -116,6 +116,11 @@ class _LogPlace:
         if not isinstance(value, list) or len(value) != 5:
             raise ValueError("not a log token")
         page, since, seen, last, at_last = value
+        texts, counts = (page, since, last), (seen, at_last)
+        if not all(text is None or isinstance(text, str) for text in texts) or not all(
+            isinstance(count, int) for count in counts
+        ):
+            raise ValueError("not a log token")
         return cls(page, _time(since), seen, _time(last), at_last)
 
     def token(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from contracts.run_spec import parse_run_spec
 from contracts.states import RunState
@@ -101,6 +103,45 @@ def test_runs_are_listed_in_pages_newest_first(cloud: Cloud) -> None:
     assert none["runs"] == []
     assert cloud.api("GET", "/v1/runs", next_token="not-a-token")[0] == 422
     assert cloud.api("GET", "/v1/runs", state="NEVER")[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("code", "token", "status", "kind", "words"),
+    [
+        ("ThrottlingException", None, 503, "busy", "Query"),
+        ("ValidationException", "W10=", 422, "bad-request", "query.next_token"),
+        ("ValidationException", None, 502, "aws-error", "Query: ValidationException"),
+        ("AccessDeniedException", None, 502, "aws-error", "Query: AccessDeniedException"),
+    ],
+    ids=["throttled", "another list's token", "our own fault", "a permission that lacks"],
+)
+def test_what_aws_refuses_is_a_problem_too(  # noqa: PLR0917
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch,
+    code: str, token: str | None, status: int, kind: str, words: str,
+) -> None:  # fmt: skip
+    secret = "arn:aws:iam::1:role/secret"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": secret}}, "Query")
+
+    monkeypatch.setattr(type(hub().table), "list_runs", refuse)
+    asked = {} if token is None else {"next_token": token}
+    found, document = cloud.api("GET", "/v1/runs", **asked)
+    assert (found, document["type"]) == (status, f"urn:grpohub:problem:{kind}")
+    assert words in document["detail"]
+    assert secret not in document["detail"] or kind == "busy"
+    assert document["request_id"]
+
+
+@pytest.mark.parametrize(
+    "token", [[None, 5, 0, None, 0], [3, None, 0, None, 0], [None, None, "0", None, 0], {}]
+)
+def test_a_log_token_of_another_form_is_refused(cloud: Cloud, token: Any) -> None:
+    run_id = cloud.submit(run_spec())
+    cloud.sagemaker.job(f"{run_id}-0-a001")
+    text = base64.urlsafe_b64encode(json.dumps(token).encode()).decode()
+    status, document = cloud.api("GET", f"/v1/runs/{run_id}/logs", next_token=text)
+    assert (status, document["type"]) == (422, "urn:grpohub:problem:bad-request")
 
 
 def test_what_does_not_exist_is_404_with_a_reason(cloud: Cloud) -> None:
