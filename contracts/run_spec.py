@@ -113,12 +113,12 @@ def parse_run_spec(document: Any) -> RunSpec:
     Raises:
         InvalidInputError: with all problems, field errors first and cross-field errors after them.
     """
+    foreign = _not_json(document)  # first: what refers to itself cannot even be shown
+    if foreign:
+        raise InvalidInputError(foreign)
     if not isinstance(document, Mapping):
         problem = Problem("(document)", document, "is not a mapping of keys", "Start with `name:`.")
         raise InvalidInputError([problem])
-    foreign = _not_json(document)
-    if foreign:
-        raise InvalidInputError(foreign)
     try:
         spec = _validate(document)
     except ValidationError as error:

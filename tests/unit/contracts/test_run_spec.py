@@ -431,6 +431,7 @@ def test_anchors_and_merge_keys_work_and_later_keys_override() -> None:
         ("stages: [{name: !!binary aGk=}]", "stages[0].name", "is read as a bytes"),
         ("tags: {1: x}", "tags", "key that is not text"),
         ("a: &a [*a]", "(document)", "30 levels"),
+        ("&a [*a]", "(document)", "30 levels"),
         ("a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
          "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c,*c,*c,*c,*c,"
          "*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]", "(document)", "20000 values"),
