@@ -56,9 +56,7 @@ def unread_by_source(holder: BaseModel, source: str | None, path: str) -> Iterat
                 yield from _idle(holder, (field,), path, reason, fix)
 
 
-def best_metric_problems(
-    metric: str, stages: tuple[AnyStage, ...], path: str
-) -> Iterator[Problem]:
+def best_metric_problems(metric: str, stages: tuple[AnyStage, ...], path: str) -> Iterator[Problem]:
     """A ``metric`` of `keep_best` that no stage computes: no checkpoint would be the best."""
     found = dict.fromkeys(name for stage in stages for name in _metrics(stage))
     if metric not in found:

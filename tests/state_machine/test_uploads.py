@@ -61,7 +61,8 @@ def test_files_and_data_lie_beside_the_run_file(cloud: Cloud) -> None:
     [
         b"name: [", b"name: x\nnmae: y\n", b"- 1", b"{}", b"", b"null", b"\xff\xfe",
         b"name: caf\xe9", b"stages: 5", b"stages: {a: 1}", b"stages: [5]", b"stages: [{data: 7}]",
-        b"&a [*a]", b"stages: text", b"stages: true", b"stages: [{data: }]", b"stages: [{data: {train: 7}}]",
+        b"stages: text", b"stages: true", b"stages: [{data: }]", b"stages: [{data: {train: 7}}]",
+        b"&a [*a]",
     ],
 )  # fmt: skip
 def test_a_bad_run_file_or_recipe_leaves_a_report_beside_it(cloud: Cloud, body: bytes) -> None:
