@@ -7,7 +7,6 @@ parse, and fit the columns of the data.
 
 from __future__ import annotations
 
-import ast
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import jinja2.sandbox
 from client.columns import columns_of
 from contracts.layout import RunLayout
 from contracts.problems import InvalidInputError, Problem, nearest
-from contracts.reward_files import check_reward_file
+from contracts.reward_files import check_reward_file, sibling_modules
 from contracts.run_spec import RunSpec, load_run_yaml, parse_run_spec
 from contracts.spec_files import NamedFile, named_files
 from contracts.spec_report import dotted
@@ -225,8 +224,7 @@ class _Checker:
 
     def _modules_beside(self, name: str, text: str) -> None:
         """Modules that reward code imports from its own folder travel with it."""
-        for module in _imports(text):
-            beside = (Path(name).parent / f"{module}.py").as_posix()
+        for beside in sibling_modules(name, text):
             if beside not in self.files and (self.folder / beside).is_file():
                 found = self._text(beside, name)
                 if found is not None:
@@ -308,16 +306,3 @@ def _needed_columns(stage: SftStage | GrpoStage) -> Iterator[str]:
         read = data.messages is None and (field == "problem" or isinstance(stage, SftStage))
         if getattr(data, field) is not None and (named or read):
             yield field
-
-
-def _imports(source: str) -> Iterator[str]:
-    """Top-level names that a Python file imports; none when it does not parse."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module.partition(".")[0]

@@ -7,7 +7,9 @@ submit time and not after a GPU was paid for.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import posixpath
+import sys
+from collections.abc import Iterator, Sequence
 
 from contracts.problems import Problem, nearest
 
@@ -20,6 +22,7 @@ __all__ = [
     "PREDICT",
     "PROVIDED_COLUMNS",
     "check_reward_file",
+    "sibling_modules",
 ]
 
 COMPLETIONS = "completions"
@@ -161,3 +164,21 @@ def _is_known(first: str | None, required: Sequence[str], typed: bool) -> bool:
     if len(required) == 1 and (typed or first in (EASYR1_BATCH, EASYR1_ONE)):
         return True
     return len(required) == 2 and required[0] in PREDICT and required[1] in GROUND_TRUTH
+
+
+def sibling_modules(name: str, source: str) -> Iterator[str]:
+    """Where modules would lie that the file ``name`` imports from its own folder: any but the
+    standard library's; none when it does not parse."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found[node.module.partition(".")[0]] = None
+    for module in found:
+        if module not in sys.stdlib_module_names:
+            yield posixpath.join(posixpath.dirname(name), f"{module}.py")

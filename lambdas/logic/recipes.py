@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.layout import join_uri, recipe_files_prefix, recipe_key
 from contracts.problems import InvalidInputError, Problem
+from contracts.reward_files import sibling_modules
 from contracts.run_spec import load_run_yaml, parse_run_spec
 from contracts.spec_files import named_files
 from lambdas.errors import ObjectMissingError
@@ -83,20 +84,28 @@ def read_run_file(hub: Hub, key: str, version: str | None = None) -> Any:
 
 
 def read_named_files(hub: Hub, document: Any, prefix: str) -> dict[str, str]:
-    """Text of the files that a run file names; what is missing is reported with the rest of its
-    problems."""
+    """Text of the files that a run file names, and of the modules that reward code among them
+    imports from its own folder; what is missing is reported with the rest of its problems."""
     files: dict[str, str] = {}
     for named in named_files(parse_run_spec(document)):
-        if ".." in named.name.split("/"):
-            continue
-        try:
-            files[named.name] = hub.bucket.read(prefix + named.name).decode()
-        except ObjectMissingError:
-            continue
-        except UnicodeDecodeError as error:
-            problem = Problem(named.path, named.name, "is not UTF-8 text", "Send text.")
-            raise InvalidInputError([problem]) from error
+        if ".." not in named.name.split("/"):
+            _read_file(hub, prefix, named.name, named.path, files)
     return files
+
+
+def _read_file(hub: Hub, prefix: str, name: str, path: str, files: dict[str, str]) -> None:
+    """Add the text of ``name``, which ``path`` of the run file asks for, and of its modules."""
+    try:
+        files[name] = hub.bucket.read(prefix + name).decode()
+    except ObjectMissingError:
+        return
+    except UnicodeDecodeError as error:
+        problem = Problem(path, name, "is not UTF-8 text", "Send text.")
+        raise InvalidInputError([problem]) from error
+    if name.endswith(".py"):
+        for module in sibling_modules(name, files[name]):
+            if module not in files:
+                _read_file(hub, prefix, module, path, files)
 
 
 def stage_mappings(document: Any) -> Iterator[dict[str, Any]]:

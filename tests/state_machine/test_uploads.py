@@ -56,6 +56,24 @@ def test_files_and_data_lie_beside_the_run_file(cloud: Cloud) -> None:
     assert code["Body"].read() == b"{{ content }}!"
 
 
+def test_modules_that_reward_code_imports_travel_with_it(cloud: Cloud) -> None:
+    source = b"import json, helper\ndef score(completions):\n    return helper.all(completions)\n"
+    reward = {"name": "r", "file": "code/rewards.py", "function": "score", "weight": 1.0}
+    spec = run_spec()
+    spec["stages"][0] = {
+        "name": "rl", "method": "grpo", "data": {"train": "s3://run-bucket/inputs/train.jsonl"},
+        "rewards": [reward], "max_steps": 2,
+    }  # fmt: skip
+    bodies = {"rewards": source, "helper": b"import deeper\nimport missing\n", "deeper": b"\n"}
+    for name, body in bodies.items():
+        cloud.s3.put_object(Bucket=BUCKET, Key=f"uploads/x/code/{name}.py", Body=body)
+    _put(cloud, "uploads/x/run.yaml", yaml.safe_dump(spec))
+    [run_id] = _runs(cloud)
+    prefix = f"runs/{run_id}/code/code/"
+    found = cloud.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
+    assert {item["Key"].removeprefix(prefix) for item in found} == {f"{name}.py" for name in bodies}
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contracts.problems import Problem
-from contracts.reward_files import check_reward_file
+from contracts.reward_files import check_reward_file, sibling_modules
 
 COLUMNS = ("problem", "answer", "difficulty")
 
@@ -150,3 +150,21 @@ def test_a_long_chain_of_conditions_is_walked_and_not_recursed_into() -> None:
         f"elif a == {n}:\n    b = {n}\n" for n in range(900)
     )
     assert check(f"{chain}else:\n    def score(completions): ...") == []
+
+
+def test_modules_beside_reward_code_are_named_once_and_the_standard_library_s_not() -> None:
+    source = """
+import json, helper
+import helper.deep
+from tables.units import metre
+from . import here
+def score(completions):
+    from late import one
+"""
+    assert list(sibling_modules("code/r.py", source)) == [
+        "code/helper.py",
+        "code/tables.py",
+        "code/late.py",
+    ]
+    assert list(sibling_modules("r.py", "import helper")) == ["helper.py"]
+    assert list(sibling_modules("r.py", "def (")) == []
