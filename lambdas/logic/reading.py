@@ -145,7 +145,10 @@ class _LogPlace:
 
 
 def _time(text: str | None) -> dt.datetime | None:
-    return dt.datetime.fromisoformat(text) if text else None
+    time = dt.datetime.fromisoformat(text) if text else None
+    if time is not None and time.tzinfo is None:
+        raise ValueError("not a log token")
+    return time
 
 
 def _rows(body: bytes) -> list[dict[str, Any]]:

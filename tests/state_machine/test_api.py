@@ -134,7 +134,14 @@ def test_what_aws_refuses_is_a_problem_too(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize(
-    "token", [[None, 5, 0, None, 0], [3, None, 0, None, 0], [None, None, "0", None, 0], {}]
+    "token",
+    [
+        [None, 5, 0, None, 0],
+        [3, None, 0, None, 0],
+        [None, None, "0", None, 0],
+        [None, None, 0, "2026-01-01T00:00:00", 0],
+        {},
+    ],
 )
 def test_a_log_token_of_another_form_is_refused(cloud: Cloud, token: Any) -> None:
     run_id = cloud.submit(run_spec())
