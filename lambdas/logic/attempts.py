@@ -150,9 +150,14 @@ def _apply(
         if action.code is not None:
             facts["failure_code"] = action.code
         ended = end_attempt(hub, attempt, action.outcome, action.reason, **facts)
-        if ended is not None:
-            return settle(hub, ended)
-        return attempt  # Another handler was first; it settles, or the reconciler does.
+        if ended is None:
+            # Another handler was first, or the answer to our own write was lost and the write tried
+            # again: told twice is told once, told by nobody would leave the execution waiting.
+            rows = _rows(hub, attempt.run_id, attempt.stage_index, attempt.number)
+            if rows is None or rows[1].state is not AttemptState.ENDED:
+                return attempt
+            ended = rows[1]
+        return settle(hub, ended)
     if action.stop is not None:
         reason = action.reason or attempt.reason or "the run is over"
         changes: dict[str, Any] = {"stop_reason": action.stop, "reason": reason}

@@ -13,7 +13,7 @@ from contracts.control import Control
 from contracts.states import AttemptState, Outcome, RunState
 from lambdas.hub import hub
 from lambdas.logic.attempts import observe, stop_attempt
-from lambdas.logic.records import StopReason
+from lambdas.logic.records import AttemptRecord, StopReason
 from tests.state_machine.cloud import BUCKET, Cloud, stage_layout
 from tests.state_machine.holding import held
 from tests.state_machine.specs import DEPLOY, run_spec
@@ -239,7 +239,7 @@ def test_a_row_that_was_read_before_its_token_still_tells_the_execution(
         early = cloud.folder(run_id)
     cloud.train(f"{run_id}-0-a001")
     cloud.sagemaker.until(
-        lambda: cloud.folder(run_id).attempts[0].state is AttemptState.RUNNING, "its first look"
+        lambda: cloud.folder(run_id).attempts[0].token is not None, "the task's token"
     )
     cloud.complete(f"{run_id}-0-a001", stage_layout(run_id))
     table = hub().table
@@ -247,6 +247,25 @@ def test_a_row_that_was_read_before_its_token_still_tells_the_execution(
     load = table.load
     monkeypatch.setattr(table, "load", lambda run_id: next(reads, None) or load(run_id))
     observe(hub(), run_id, 0, 1)
+    assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
+
+
+def test_an_end_whose_write_got_no_answer_is_told_all_the_same(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK tries again, and finds its own write there."""
+    table = hub().table
+    write = table.update_attempt
+
+    def answer_lost(attempt: AttemptRecord, state: AttemptState | None = None, **more: Any) -> bool:
+        if state is AttemptState.ENDED:
+            write(attempt, state, **more)
+        return write(attempt, state, **more)
+
+    monkeypatch.setattr(table, "update_attempt", answer_lost)
+    run_id = cloud.submit(run_spec())
+    cloud.train(f"{run_id}-0-a001")
+    cloud.complete(f"{run_id}-0-a001", stage_layout(run_id))
     assert cloud.wait(run_id).run.state is RunState.SUCCEEDED
 
 
