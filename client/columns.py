@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DATA_SUFFIXES", "Columns", "DataError", "columns_of", "data_file", "first_rows"]
+from contracts.layout import DATA_SUFFIXES
 
-DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
+__all__ = ["Columns", "DataError", "columns_of", "data_file", "first_rows"]
+
 _ROWS = 100
 
 

@@ -23,7 +23,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from client.columns import DATA_SUFFIXES
 from client.console import (
     EXIT_FAILED,
     EXIT_INVALID,
@@ -41,7 +40,7 @@ from client.upload import Progress as Told
 from client.upload import Uploader, content_sha256, input_key
 from client.watch import exit_code
 from contracts.api import RunView
-from contracts.layout import join_uri, upload_error_key
+from contracts.layout import DATA_SUFFIXES, UPLOADED_RUN_FILES, join_uri, upload_error_key
 from contracts.problems import InvalidInputError, Problem, nearest
 
 __all__ = ["app"]
@@ -50,7 +49,6 @@ app = typer.Typer()
 recipes = typer.Typer(help="Run files that an uploaded data file starts.", no_args_is_help=True)
 app.add_typer(recipes, name="recipes")
 
-_RUN_FILES = ("run.yaml", "run.yml")
 RunFile = Annotated[Path, typer.Argument(help="A run file.")]
 
 
@@ -188,7 +186,7 @@ def _check_upload(file: Path, recipe: str | None) -> None:
     known = ", ".join(DATA_SUFFIXES)
     if not file.is_file():
         problem = Problem(str(file), None, "is no file", "Name a file on this machine.")
-    elif recipe is None and file.name not in _RUN_FILES:
+    elif recipe is None and file.name not in UPLOADED_RUN_FILES:
         fix = "Name it with --recipe; only a run.yaml starts a run on its own."
         problem = Problem(str(file), None, "needs a recipe", fix)
     elif recipe is not None and not file.name.endswith(DATA_SUFFIXES):

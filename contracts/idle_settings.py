@@ -11,11 +11,9 @@ from pydantic import BaseModel
 
 from contracts.metrics import step_metrics
 from contracts.problems import Problem, nearest
-from contracts.stages import GrpoStage, SftStage
+from contracts.stages import AnyStage, GrpoStage, SftStage
 
 __all__ = ["best_metric_problems", "idle_in_stage", "unread_by_source"]
-
-AnyStage = SftStage | GrpoStage
 
 
 def idle_in_stage(stage: AnyStage, path: str) -> Iterator[Problem]:
@@ -51,9 +49,9 @@ def unread_by_source(holder: BaseModel, source: str | None, path: str) -> Iterat
     """`revision` and `hub_token_secret` beside a ``source`` that is no hub id."""
     if source is None or source.startswith(("s3://", "run:")):
         reason, fix = "has an effect only with a hub id as `source`", "Remove it."
-        for field in ("revision", "hub_token_secret"):
-            if field in type(holder).model_fields:
-                yield from _idle(holder, (field,), path, reason, fix)
+        known = type(holder).model_fields
+        fields = tuple(name for name in ("revision", "hub_token_secret") if name in known)
+        yield from _idle(holder, fields, path, reason, fix)
 
 
 def best_metric_problems(metric: str, stages: tuple[AnyStage, ...], path: str) -> Iterator[Problem]:

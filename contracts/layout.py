@@ -11,7 +11,9 @@ import re
 from dataclasses import dataclass
 
 __all__ = [
+    "DATA_SUFFIXES",
     "MAX_STEP",
+    "UPLOADED_RUN_FILES",
     "RunLayout",
     "StageLayout",
     "attempt_of_job",
@@ -31,6 +33,10 @@ __all__ = [
 ]
 
 MAX_STEP = 99_999_999
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
+"""Of files that hold rows."""
+UPLOADED_RUN_FILES = ("run.yaml", "run.yml")
+"""Names of files in the inbox that start a run by themselves."""
 _RUN_ID = re.compile(r"(?=.{1,46}\Z)[a-z0-9](-*[a-z0-9])*")
 _JOB = re.compile(r"(?P<run>[a-z0-9-]{1,46})-(?P<stage>\d)-a(?P<attempt>\d{3,4})")
 _FLAG = re.compile(

@@ -13,7 +13,14 @@ from contracts.compute import ENGINE_CHARACTERS
 from contracts.idle_settings import best_metric_problems, idle_in_stage, unread_by_source
 from contracts.problems import InvalidInputError, Problem, nearest
 from contracts.rewards import RewardSpec
-from contracts.stages import ADVANTAGE_SCALES, LOSS_FIELDS, GrpoSettings, GrpoStage, SftStage
+from contracts.stages import (
+    ADVANTAGE_SCALES,
+    LOSS_FIELDS,
+    AnyStage,
+    GrpoSettings,
+    GrpoStage,
+    SftStage,
+)
 
 if TYPE_CHECKING:
     from contracts.run_spec import RunSpec
@@ -22,7 +29,6 @@ __all__ = ["cross_field_problems", "reward_problems", "template_variables"]
 
 _TAG = re.compile(r"[\w\s.:/=+\-@]*")
 _TEMPLATE_NAME = re.compile(r"\{\{-?\s*([A-Za-z_][A-Za-z0-9_]*)")
-AnyStage = SftStage | GrpoStage
 
 
 def cross_field_problems(spec: RunSpec, *, known_instances: Sequence[str]) -> Iterator[Problem]:

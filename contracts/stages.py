@@ -17,6 +17,7 @@ __all__ = [
     "LOSS_FIELDS",
     "AdvantageName",
     "AggregationName",
+    "AnyStage",
     "DataSpec",
     "DynamicSamplingSpec",
     "GrpoSettings",
@@ -349,4 +350,5 @@ class GrpoStage(StageBase):
     rollout: RolloutSpec = RolloutSpec()
 
 
+AnyStage = SftStage | GrpoStage
 Stage = Annotated[SftStage | GrpoStage, Field(discriminator="method")]

@@ -8,7 +8,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from contracts.events import ObjectCreatedDetail
-from contracts.layout import join_uri, upload_error_key
+from contracts.layout import DATA_SUFFIXES, UPLOADED_RUN_FILES, join_uri, upload_error_key
 from contracts.problems import InvalidInputError
 from lambdas.errors import ConflictError
 from lambdas.logic.recipes import (
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["on_recipe", "on_upload"]
 
-_DATA = (".jsonl", ".json", ".parquet")
-
 
 def on_upload(hub: Hub, detail: ObjectCreatedDetail, state_machine_arn: str) -> str | None:
     """Start the run that an upload asks for. Returns its id; None when the object asks for none.
@@ -41,9 +39,9 @@ def on_upload(hub: Hub, detail: ObjectCreatedDetail, state_machine_arn: str) -> 
     if key.endswith(".error.json"):
         return None
     try:
-        if parts[-1] in ("run.yaml", "run.yml"):
+        if parts[-1] in UPLOADED_RUN_FILES:
             request = _beside(hub, key, detail.object.version_id)
-        elif len(parts) == 3 and parts[-1].endswith(_DATA):
+        elif len(parts) == 3 and parts[-1].endswith(DATA_SUFFIXES):
             found = recipe_request(hub, parts[1], join_uri(hub.bucket.name, key))
             if found is None:
                 return None

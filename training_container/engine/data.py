@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 
+from contracts.layout import DATA_SUFFIXES
 from contracts.problems import nearest, shorten
 from contracts.stages import DataSpec
 from training_container.engine.errors import DataError
@@ -24,7 +25,6 @@ from training_container.engine.seeds import derive_seed
 __all__ = ["DataOrder", "Row", "check_columns", "data_files", "file_fingerprint", "load_rows"]
 
 Row = Mapping[str, Any]
-_SUFFIXES = (".jsonl", ".json", ".parquet")
 _IMAGE_TAG = "<image>"
 
 
@@ -38,11 +38,11 @@ def data_files(path: Path) -> list[Path]:
         raise DataError(f"no data at {path}")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     files = [file for file in files if not file.name.startswith((".", "_"))]
-    strange = [file.name for file in files if file.suffix not in _SUFFIXES]
+    strange = [file.name for file in files if file.suffix not in DATA_SUFFIXES]
     if strange:
-        raise DataError(f"{path}: cannot read {', '.join(strange[:5])}; give {_SUFFIXES}")
+        raise DataError(f"{path}: cannot read {', '.join(strange[:5])}; give {DATA_SUFFIXES}")
     if not files:
-        raise DataError(f"{path} holds no data file; give {_SUFFIXES}")
+        raise DataError(f"{path} holds no data file; give {DATA_SUFFIXES}")
     return files
 
 

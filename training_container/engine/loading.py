@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from training_container.engine.distributed import World
 from training_container.engine.errors import DataError
 
-__all__ = ["cast_frozen", "cast_weights", "deal_weights", "empty_model", "empty_twin", "load_model"]
+__all__ = ["cast_weights", "deal_weights", "empty_model", "empty_twin", "load_model"]
 
 _FAULTS = (OSError, ValueError, KeyError)
 
@@ -72,19 +72,15 @@ def empty_twin(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return _untouched(cast_weights(twin, dtype))
 
 
-def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with weights of another type. Buffers stay: rotary frequencies of 16 bits would
-    turn late positions by the wrong angle."""
+def cast_weights(
+    model: PreTrainedModel, dtype: torch.dtype, *, trained: bool = True
+) -> PreTrainedModel:
+    """The model with weights of another type; without ``trained`` only those that are frozen.
+    Buffers stay: rotary frequencies of 16 bits would turn late positions by the wrong angle."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
-
-
-def cast_frozen(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """As `cast_weights`, of the weights that are not trained; the others stay float32."""
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if trained or not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _untouched(model: PreTrainedModel) -> PreTrainedModel:

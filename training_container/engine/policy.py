@@ -20,7 +20,7 @@ from contracts.stages import GrpoStage, OptimizerSpec, SftStage
 from training_container.engine.batches import MicroBatch, TokenSequence, micro_batches
 from training_container.engine.distributed import World
 from training_container.engine.errors import NonFiniteError
-from training_container.engine.loading import cast_frozen, deal_weights
+from training_container.engine.loading import cast_weights, deal_weights
 from training_container.engine.lora import add_adapter, merged_weights
 from training_container.engine.scorer import LogProbScorer
 from training_container.engine.seeds import seed_everything
@@ -156,7 +156,8 @@ class Policy:
             self.scorer.verify()  # the only one that has its weights already
         dtype = compute_dtype(stage.precision, world.device)
         if stage.lora is not None:
-            cast_frozen(model, dtype)  # without updates there are none that 16 bits could lose
+            # Without updates there are none that 16 bits could lose.
+            cast_weights(model, dtype, trained=False)
         if world.mesh is not None:
             shard(self.scorer, world, dtype, trained=True)
         self.passes = Passes(self.scorer, world, dtype, stage.micro_batch_tokens)
